@@ -1,0 +1,30 @@
+"""Python blocks in Markdown files are tests: a document runs top to bottom in an empty folder of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+
+def _enter_empty_folder(namespace: dict[str, Any]) -> None:
+    folder = tempfile.TemporaryDirectory(prefix="sits-docs-")
+    namespace["_folder"], namespace["_folder_before"] = folder, Path.cwd()
+    os.chdir(folder.name)
+
+
+def _leave_folder(namespace: dict[str, Any]) -> None:
+    os.chdir(namespace["_folder_before"])
+    namespace["_folder"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["*.md"],
+    setup=_enter_empty_folder,
+    teardown=_leave_folder,
+).pytest()

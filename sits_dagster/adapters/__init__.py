@@ -1,0 +1,1 @@
+"""Real libraries behind the planes' protocols: one subject a file, errors translated here only."""

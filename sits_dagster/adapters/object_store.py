@@ -1,0 +1,183 @@
+"""A folder of the local file system as a store: conditional, durable creates and atomic moves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import uuid
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sits_dagster.errors import ConfigError, StorageError
+
+__all__ = ["FileCounter", "LocalStore", "storage_errors"]
+
+TEMPORARY_FOLDER = "_sits/temporary"
+COUNTER = struct.Struct("<q")
+NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "the file is too large",
+}
+
+
+@contextmanager
+def storage_errors(action: str, path: str | Path) -> Generator[None]:
+    """Translate what the operating system says of a path into an error that says what to do.
+
+    Raises:
+        ConfigError: The folder may not be written or is no folder.
+        StorageError: There is no room, or the storage fails.
+    """
+    try:
+        yield
+    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        msg = f"Cannot {action} {str(path)!r}: {error.strerror}."
+        raise ConfigError(msg, hint="give the run a folder that it may write.") from error
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            msg = f"Cannot {action} {str(path)!r}: {error.strerror}."
+            raise ConfigError(msg, hint="give the run a folder that it may write.") from error
+        reason = NO_ROOM.get(error.errno or 0, error.strerror or str(error))
+        msg = f"Cannot {action} {str(path)!r}: {reason}."
+        raise StorageError(msg, hint="make room and run again: what was committed stays.") from error
+
+
+class LocalStore:
+    """A folder on a local or network file system that has hard links.
+
+    A file is created by linking a finished temporary file to its name: it appears whole, and only
+    one of several callers succeeds. Files and folders are synchronised to disk before that.
+
+    Args:
+        root: The folder; created when the first file is written.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def list(self, prefix: str) -> Mapping[str, int]:
+        """Return path and size of every file below the folder `prefix`."""
+        found: dict[str, int] = {}
+        with storage_errors("list", self.root / prefix):
+            stack = [str(self.root / prefix)]
+            while stack:
+                try:
+                    entries = list(os.scandir(stack.pop()))
+                except FileNotFoundError:
+                    continue
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    else:
+                        self._add(entry, found)
+        return found
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes."""
+        with storage_errors("read", self.root / path):
+            return (self.root / path).read_bytes()
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create a file wholly and durably; `False` where there is one."""
+        target = self.root / path
+        with storage_errors("create", target):
+            temporary = self._write_temporary(data)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_folder(target.parent)
+        return True
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a file wholly and durably, over an older one."""
+        target = self.root / path
+        with storage_errors("write", target):
+            temporary = self._write_temporary(data)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(target)
+            _sync_folder(target.parent)
+
+    def move(self, source: str, target: str) -> bool:
+        """Rename a file over whatever has the name; `False` where it is gone."""
+        with storage_errors("move", self.root / target):
+            (self.root / target).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                (self.root / source).replace(self.root / target)
+            except FileNotFoundError:
+                return False
+            _sync_folder((self.root / target).parent)
+        return True
+
+    def delete(self, path: str) -> None:
+        """Remove a file, and its folder inside the control folder when that is empty then."""
+        with storage_errors("delete", self.root / path):
+            (self.root / path).unlink(missing_ok=True)
+            folder = Path(path).parent
+            while len(folder.parts) > 1 or str(folder).startswith("_"):
+                try:
+                    (self.root / folder).rmdir()
+                except OSError:
+                    return
+                folder = folder.parent
+
+    def counter(self, path: str) -> FileCounter:
+        """Begin a number in a file."""
+        with storage_errors("create", self.root / path):
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            return FileCounter(self.root / path)
+
+    def _add(self, entry: os.DirEntry[str], found: dict[str, int]) -> None:
+        try:
+            size = entry.stat().st_size
+        except FileNotFoundError:
+            return
+        path = os.path.relpath(entry.path, self.root)
+        if not path.startswith(TEMPORARY_FOLDER):
+            found[path] = size
+
+    def _write_temporary(self, data: bytes) -> Path:
+        folder = self.root / TEMPORARY_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / uuid.uuid4().hex
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+
+class FileCounter:
+    """A number in eight bytes of a file, overwritten in place."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+
+    def set(self, value: int) -> None:
+        """Overwrite the number; a full disk is ignored, since the number only informs."""
+        try:
+            os.pwrite(self._descriptor, COUNTER.pack(value), 0)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

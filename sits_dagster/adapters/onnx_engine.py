@@ -1,0 +1,251 @@
+"""ONNX Runtime as an engine: the only importer of it, and the only place that reads its errors.
+
+On the CPU the session takes its memory from one bounded arena, so that running out of memory is real.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sits_dagster.devices.device import Device, DeviceKind
+from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, SitsError
+from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSignature, TensorSpec
+from sits_dagster.models.model import model_digest
+
+__all__ = ["OnnxEngine", "is_out_of_memory", "load_runtime"]
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+INSTALL_HINT = 'install exactly one runtime: pip install "sits-dagster[cpu]" or "sits-dagster[gpu]".'
+SAME_AS_REQUESTED = 1
+LOG_ERRORS_ONLY = 3
+# The texts of every allocation failure that ONNX Runtime, CUDA, cuBLAS and cuDNN are known to give.
+OUT_OF_MEMORY = re.compile(
+    r"smaller than requested bytes of|Failed to allocate memory for requested buffer|"
+    r"CUDA failure 2: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
+    r"std::bad_alloc|bad allocation"
+)
+ELEMENT_TYPES = {
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    "tensor(string)": "string",
+    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_arena_lock = threading.Lock()
+_arena: dict[str, int] = {}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of the runtime says that memory ran out; its type does not tell."""
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def load_runtime() -> ModuleType:
+    """Return the `onnxruntime` module.
+
+    Raises:
+        ConfigError: No runtime is installed, two are (each breaks the other), or it is broken.
+    """
+    installed = [name for name in DISTRIBUTIONS if _is_installed(name)]
+    if len(installed) > 1:
+        msg = "Both onnxruntime and onnxruntime-gpu are installed; they overwrite each other's files."
+        raise ConfigError(msg, hint=f"pip uninstall -y {' '.join(installed)}, then {INSTALL_HINT}")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        msg = f"ONNX Runtime cannot be imported: {error}."
+        raise ConfigError(msg, hint=INSTALL_HINT) from error
+    if not hasattr(onnxruntime, "InferenceSession"):
+        msg = "The installed onnxruntime is only half there: it has no InferenceSession."
+        raise ConfigError(msg, hint=f"pip uninstall -y {' '.join(DISTRIBUTIONS)}, then {INSTALL_HINT}")
+    return onnxruntime
+
+
+class OnnxEngine:
+    """A model loaded on one device.
+
+    Args:
+        model: Path of the `.onnx` file.
+        device: Where it runs, with the memory that it may hold.
+        threads: CPU threads of one call, >= 1.
+
+    Raises:
+        ModelError: The file is not a model that the runtime can load.
+        DeviceOutOfMemoryError: The weights do not fit.
+        ConfigError: The runtime is missing or cannot use the device.
+    """
+
+    def __init__(self, model: str | Path, device: Device, *, threads: int = 1) -> None:
+        self._model = str(model)
+        self._device = device
+        self._runtime = load_runtime()
+        _check_weights(Path(model), device)
+        self._session = self._open(threads)
+        self.signature = self._read_signature()
+        self._should_shrink = False
+        self._names = [spec.name for spec in self.signature.outputs]
+        self._batched = frozenset(spec.name for spec in self.signature.inputs if spec.is_batched)
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of one batch; a model of fixed batch size gets its batch filled up."""
+        rows = next((len(inputs[name]) for name in self._batched), 1)
+        if rows == 0:
+            # Some recurrent operators abort the process on a batch without rows.
+            msg = "A batch needs at least one row."
+            raise ModelError(msg)
+        fixed = self.signature.batch_rows_fixed
+        feeds = {n: _fill_up(a, fixed) if fixed and n in self._batched else a for n, a in inputs.items()}
+        try:
+            outputs = self._session.run(self._names, feeds, self._run_options())
+        except Exception as error:  # the runtime's errors have no common base
+            raise self._translate(error, rows) from error
+        self._should_shrink = False
+        return {
+            name: array[:rows] if fixed else array
+            for name, array in zip(self._names, map(_as_array, outputs, self._names), strict=True)
+        }
+
+    def memory(self) -> MemorySample:
+        """Return the limit; what the arena holds is not told by the runtime's Python interface."""
+        return MemorySample(bytes_used=None, bytes_limit=self._device.memory_bytes_limit)
+
+    def _open(self, threads: int) -> Any:  # noqa: ANN401 - the runtime has no usable types
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = LOG_ERRORS_ONLY
+        # With a pattern the second run of a shape needs more memory than the first, without being faster.
+        options.enable_mem_pattern = False
+        if self._device.kind is DeviceKind.CPU:
+            providers: Sequence[Any] = ["CPUExecutionProvider"]
+            _register_arena(self._runtime, self._device)
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        else:
+            providers = [_cuda_provider(self._device)]
+            self._runtime.preload_dlls()
+        try:
+            session = self._runtime.InferenceSession(self._model, options, providers=providers)
+        except Exception as error:  # the runtime's errors have no common base
+            raise self._translate(error, 0) from error
+        wanted = "CUDAExecutionProvider" if self._device.kind is DeviceKind.CUDA else "CPUExecutionProvider"
+        if wanted not in session.get_providers():
+            msg = f"ONNX Runtime does not use {self._device.name}: it fell back to {session.get_providers()}."
+            raise ConfigError(
+                msg, hint='install "sits-dagster[gpu]" and a driver that fits its CUDA version.'
+            )
+        return session
+
+    def _read_signature(self) -> ModelSignature:
+        inputs = tuple(_spec(value, self._model) for value in self._session.get_inputs())
+        return ModelSignature(
+            inputs=inputs, outputs=tuple(_spec(value, self._model) for value in self._session.get_outputs())
+        )
+
+    def _run_options(self) -> Any:  # noqa: ANN401 - the runtime has no usable types
+        if not self._should_shrink:
+            return None
+        # After running out of memory the arena keeps its fragments unless a run gives them back.
+        options = self._runtime.RunOptions()
+        where = "cpu:0" if self._device.kind is DeviceKind.CPU else f"gpu:{self._device.ordinal}"
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", where)
+        return options
+
+    def _translate(self, error: BaseException, rows: int) -> SitsError:
+        limit = self._device.memory_bytes_limit
+        if is_out_of_memory(error):
+            self._should_shrink = True
+            msg = f"{rows} rows do not fit into {limit} bytes of {self._device.name}: {error}"
+            return DeviceOutOfMemoryError(
+                msg, batch_rows=rows, hint="use smaller batches or a larger device."
+            )
+        msg = (
+            f"Model {self._model!r} failed on a batch of {rows} rows: {error}"
+            if rows
+            else (f"Model {self._model!r} cannot be loaded: {error}")
+        )
+        return ModelError(msg, hint="check the file with onnx.checker, and the arrays' shapes.")
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _register_arena(runtime: ModuleType, device: Device) -> None:
+    """Make the process's one arena, once; ONNX Runtime cannot change its limit afterwards."""
+    with _arena_lock:
+        limit = _arena.get("bytes")
+        if limit is not None and limit != device.memory_bytes_limit:
+            msg = (
+                f"This process already limits ONNX Runtime's CPU memory to {limit} bytes; "
+                f"{device.memory_bytes_limit} bytes are wanted."
+            )
+            raise ConfigError(msg, hint="use one CPU memory limit in a process.")
+        if limit is None:
+            info = runtime.OrtMemoryInfo(
+                "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+            )
+            config = runtime.OrtArenaCfg(
+                {"max_mem": device.memory_bytes_limit, "arena_extend_strategy": SAME_AS_REQUESTED}
+            )
+            runtime.create_and_register_allocator(info, config)
+            _arena["bytes"] = device.memory_bytes_limit
+
+
+def _cuda_provider(device: Device) -> tuple[str, Mapping[str, str]]:
+    return "CUDAExecutionProvider", {
+        "device_id": str(device.ordinal),
+        "gpu_mem_limit": str(device.memory_bytes_limit),
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default search tries every algorithm for each new shape, with large workspaces.
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
+
+
+def _check_weights(model: Path, device: Device) -> None:
+    if not model.is_file():
+        model_digest(model)  # raises the error that names the remedy
+    size = model.stat().st_size
+    limit = device.memory_bytes_limit
+    if size >= limit:
+        # The arena does not check weights against its limit, and beyond it no longer limits anything.
+        msg = (
+            f"The weights of {str(model)!r} ({size} bytes) exceed the {limit} bytes allowed on {device.name}."
+        )
+        raise DeviceOutOfMemoryError(
+            msg, batch_rows=0, hint="raise the device's memory limit or use a smaller model."
+        )
+
+
+def _spec(value: Any, model: str) -> TensorSpec:  # noqa: ANN401 - the runtime has no usable types
+    kind = ELEMENT_TYPES.get(value.type)
+    if kind is None:
+        msg = f"Model {model!r} has a tensor {value.name!r} of type {value.type}, which rows cannot carry."
+        raise ModelError(msg, hint="export the model with number or string tensors as inputs and outputs.")
+    shape = tuple(length if isinstance(length, int) and length >= 0 else None for length in value.shape or ())
+    return TensorSpec(name=value.name, dtype=kind, shape=shape)
+
+
+def _fill_up(array: Array, rows: int) -> Array:
+    missing = rows - len(array)
+    if missing <= 0:
+        return array
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+def _as_array(value: Any, name: str) -> Array:  # noqa: ANN401 - the runtime may give lists
+    if isinstance(value, np.ndarray):
+        return value
+    msg = f"Model output {name!r} is a {type(value).__name__}, not a tensor; its rows cannot be told apart."
+    raise ModelError(msg, hint="export the model without ZipMap or sequence outputs.")

@@ -1,0 +1,1 @@
+"""A complete example: reading lines of printed text with PP-OCRv5 over partitioned Parquet files."""

@@ -1,0 +1,1 @@
+"""What a device is and how full it may be. Pure values."""

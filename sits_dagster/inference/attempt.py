@@ -1,0 +1,316 @@
+"""An attempt at a generation: resumed, committed to and published, each exactly once.
+
+Everything that must happen once is the creation of an object that may exist once: an epoch (an
+attempt's number), a plan (the shards), a commit (a segment) and an outcome (published or retired).
+Files become visible only after their commit, so a rival's files never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sits_dagster.errors import CommitConflictError, InvariantError, StorageError
+from sits_dagster.inference.checkpoint import (
+    QUARANTINE_FOLDER,
+    SUCCESS_FILE,
+    Commit,
+    Names,
+    dump_json,
+    load_commit,
+)
+from sits_dagster.inference.generation import (
+    PUBLISHED,
+    RETIRED,
+    Fingerprint,
+    Generation,
+    current_generation,
+    is_whole,
+    read_generation,
+    read_generations,
+    read_json,
+    valid_commits,
+)
+from sits_dagster.inference.shards import RowRange, Shard, remaining_ranges
+from sits_dagster.inference.store import Store
+
+__all__ = ["Attempt", "open_attempt", "settle"]
+
+EPOCH_TRIES_MAX = 100
+INSTANCES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The right of one run to commit to a generation, until a newer attempt registers.
+
+    Args:
+        store: The partition's folder.
+        generation: What is being made.
+        epoch: This attempt's number; higher is newer.
+        commits: Valid commits at the time of opening.
+        notes: Sentences about what was found, for the log.
+    """
+
+    store: Store
+    generation: Generation
+    epoch: int
+    commits: tuple[Commit, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> Names:
+        """Where the generation's objects are."""
+        return self.generation.names
+
+    def remaining(self, shard: Shard) -> tuple[RowRange, ...]:
+        """Return the rows of a shard that were not committed when the attempt was opened."""
+        return remaining_ranges(shard, (c.range for c in self.commits if c.shard == shard.index))
+
+    def commit(self, commit: Commit) -> Commit:
+        """Make a segment's staged files part of the output, once.
+
+        Raises:
+            CommitConflictError: A newer attempt is at work, or another one committed the segment.
+        """
+        self.check_not_fenced()
+        path = self.names.commit(commit.shard, commit.row_start)
+        if not self.store.create(path, commit.dump()) and not self._replace_damaged(path, commit):
+            winner = load_commit(self.store.read(path))
+            raise CommitConflictError(self._lost_to(winner.epoch if winner else None, commit))
+        for file in commit.files:
+            # A newer attempt may have finished the move, or have taken the staged file for a leftover.
+            is_moved = self.store.move(self.names.staged(self.epoch, file.path), file.path)
+            if not is_moved and self.store.list("").get(file.path) != file.size_bytes:
+                raise CommitConflictError(self._lost_to(_epoch_newest(self.store), commit))
+        return commit
+
+    def _replace_damaged(self, path: str, commit: Commit) -> bool:
+        """Take the place of an older attempt's record whose files never became visible."""
+        winner = load_commit(self.store.read(path))
+        sizes = self.store.list("")
+        if winner and (winner.epoch >= self.epoch or is_whole(self.store, self.generation, winner, sizes)):
+            return False
+        self.store.delete(path)
+        return self.store.create(path, commit.dump())
+
+    def check_not_fenced(self) -> None:
+        """Return while this is the newest attempt.
+
+        Raises:
+            CommitConflictError: A newer attempt has registered.
+        """
+        newest = _epoch_newest(self.store)
+        if newest > self.epoch:
+            raise CommitConflictError(self._lost_to(newest, None))
+
+    def publish(self, *, now: datetime, summary: Mapping[str, Any]) -> Generation:
+        """Make the generation the partition's output and remove what is not part of it.
+
+        Raises:
+            CommitConflictError: Another attempt ended the generation, or a newer one is at work.
+            StorageError: Segments are missing; running again computes them.
+        """
+        self.check_not_fenced()
+        commits, _ = valid_commits(self.store, self.generation)
+        if any(
+            remaining_ranges(s, (c.range for c in commits if c.shard == s.index))
+            for s in self.generation.shards
+        ):
+            msg = f"Generation {self.generation.name} lost committed files before it was published."
+            raise StorageError(msg, hint="run the partition again: what is missing is computed again.")
+        manifest = {
+            "outcome": PUBLISHED,
+            "epoch": self.epoch,
+            "timestamp": now.isoformat(),
+            "rows": self.generation.rows,
+            "rows_written": sum(c.rows_written for c in commits),
+            "rows_quarantined": sum(c.rows_quarantined for c in commits),
+            "commits": [asdict(c) for c in commits],
+            "summary": dict(summary),
+        }
+        if not self.store.create(self.names.outcome, dump_json(manifest)):
+            raise CommitConflictError(self._lost_to(_epoch_newest(self.store), None))
+        published = replace(self.generation, outcome=PUBLISHED, epoch=self.epoch, commits=commits)
+        tidy(self.store, published, epoch=self.epoch)
+        return published
+
+    def _lost_to(self, epoch: int | None, commit: Commit | None) -> str:
+        owner = _owner(self.store, epoch) if epoch else "an unknown attempt"
+        what = (
+            f"segment {commit.shard}/{commit.row_start}" if commit else f"generation {self.generation.name}"
+        )
+        return (
+            f"Attempt {self.epoch} stops: attempt {epoch} ({owner}) has taken over {what}; nothing is lost."
+        )
+
+
+def open_attempt(
+    store: Store,
+    fingerprint: Fingerprint,
+    *,
+    shards: Sequence[Shard],
+    rows: int,
+    owner: str,
+    now: datetime,
+    token: str = "",
+) -> Attempt:
+    """Register a new attempt, resuming an unfinished generation of the same fingerprint if there is one.
+
+    Args:
+        store: The partition's folder.
+        fingerprint: What the output is made from.
+        shards: The plan of a generation that begins now; one that is resumed keeps its own.
+        rows: Input rows.
+        owner: Who this is, for the message of an attempt that loses against it.
+        now: Wall-clock time, with a time zone.
+        token: Asks for everything to be computed again, once for each token.
+    """
+    generations = read_generations(store)
+    same = [g for g in generations if g.fingerprint == fingerprint and (not token or g.token == token)]
+    unfinished = [g for g in same if not g.outcome]
+    notes = _explain(generations, fingerprint, token=token)
+    if unfinished:
+        generation = max(unfinished, key=lambda g: g.instance)
+    else:
+        generation = _begin(store, generations, fingerprint, shards=shards, rows=rows, token=token)
+        _adopt(store, generation, current_generation(same))
+    store.delete(SUCCESS_FILE)
+    epoch = _register(store, generation, owner, now)
+    commits, damaged = valid_commits(store, generation)
+    for path in damaged:
+        store.delete(path)
+        notes = (
+            *notes,
+            f"Checkpoint {path} is damaged or its files are gone: that segment is computed again.",
+        )
+    _remove_leftovers(store, generation, commits, epoch)
+    return Attempt(store=store, generation=generation, epoch=epoch, commits=commits, notes=notes)
+
+
+def settle(store: Store, complete: Generation, *, owner: str, now: datetime) -> None:
+    """Remove what interrupted runs left beside a complete output; their late commits fail from now on."""
+    kept = {file.path for commit in complete.commits for file in commit.files}
+    kept |= {complete.names.plan, complete.names.outcome, Names.epoch(complete.epoch), SUCCESS_FILE}
+    kept |= {complete.names.commit(c.shard, c.row_start) for c in complete.commits}
+    listing = store.list("")
+    if SUCCESS_FILE not in listing or any(Names.is_ours(path) and path not in kept for path in listing):
+        tidy(store, complete, epoch=_register(store, complete, owner, now))
+
+
+def tidy(store: Store, published: Generation, *, epoch: int) -> None:
+    """Retire the generations that a published one replaces and remove every file that is not part of it.
+
+    Args:
+        store: The partition's folder.
+        published: The current output.
+        epoch: The attempt that tidies; a newer one that is at work is left alone.
+    """
+    listing = store.list("")
+    others = [g for g in read_generations(store) if g.name != published.name]
+    if _epoch_newest(store) > epoch or any(g.outcome == PUBLISHED and g.epoch > epoch for g in others):
+        return
+    kept = {file.path for commit in published.commits for file in commit.files}
+    for other in others:
+        retired = dump_json({"outcome": RETIRED, "epoch": epoch})
+        if not other.outcome and not store.create(other.names.outcome, retired):
+            return
+    control = (published.names.commits, published.names.plan, published.names.outcome, Names.epoch(epoch))
+    for path in listing:
+        if Names.is_ours(path) and path not in kept and not path.startswith(control):
+            store.delete(path)
+    summary = {
+        "generation": published.name,
+        "rows_written": sum(c.rows_written for c in published.commits),
+        "rows_quarantined": sum(c.rows_quarantined for c in published.commits),
+        "files": len(kept),
+    }
+    store.replace(SUCCESS_FILE, dump_json(summary))
+
+
+def _begin(
+    store: Store,
+    generations: Sequence[Generation],
+    fingerprint: Fingerprint,
+    *,
+    shards: Sequence[Shard],
+    rows: int,
+    token: str,
+) -> Generation:
+    taken = {g.name for g in generations}
+    plan = {
+        "fingerprint": asdict(fingerprint),
+        "rows": rows,
+        "shards": [asdict(shard) for shard in shards],
+        "token": token,
+    }
+    for instance in range(1, INSTANCES_MAX):
+        name = f"{fingerprint.digest}-{instance:04d}"
+        if name in taken:
+            continue
+        begun = Generation(name=name, fingerprint=fingerprint, rows=rows, shards=tuple(shards), token=token)
+        # A rival may have begun it at this moment; it is shared then, unless its plan is damaged.
+        if store.create(begun.names.plan, dump_json(plan)):
+            return begun
+        shared = read_generation(store, begun.names)
+        if shared and not shared.outcome:
+            return shared
+    msg = f"No free generation name for {fingerprint.digest}."
+    raise InvariantError(msg)
+
+
+def _register(store: Store, generation: Generation, owner: str, now: datetime) -> int:
+    for _ in range(EPOCH_TRIES_MAX):
+        epoch = _epoch_newest(store) + 1
+        record = {"generation": generation.name, "owner": owner, "timestamp": now.isoformat()}
+        if store.create(Names.epoch(epoch), dump_json(record)):
+            return epoch
+    msg = f"{EPOCH_TRIES_MAX} other attempts registered at the same moment."
+    raise CommitConflictError(msg)
+
+
+def _epoch_newest(store: Store) -> int:
+    numbers = (path.rsplit("/", 1)[1].split(".")[0] for path in store.list(Names.epochs()))
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _owner(store: Store, epoch: int) -> str:
+    record = read_json(store, Names.epoch(epoch))
+    return record["owner"] if record else "unknown"
+
+
+def _adopt(store: Store, generation: Generation, published: Generation | None) -> None:
+    """Take over what is whole of a published output of the same fingerprint that lost some files."""
+    if published is None or published.shards != generation.shards:
+        return
+    sizes = store.list("")
+    for commit in published.commits:
+        if is_whole(store, generation, commit, sizes):
+            store.create(generation.names.commit(commit.shard, commit.row_start), commit.dump())
+
+
+def _remove_leftovers(store: Store, generation: Generation, commits: Iterable[Commit], epoch: int) -> None:
+    """Remove what older attempts staged and never committed, and parts of commits that were given up."""
+    kept = {file.path for commit in commits for file in commit.files}
+    prefix = generation.names.folder
+    for path in store.list(f"{prefix}/staging"):
+        if int(path.removeprefix(f"{prefix}/staging/").split("/")[0]) < epoch:
+            store.delete(path)
+    mine = (f"part-{generation.names.prefix}-", f"{QUARANTINE_FOLDER}/rows-{generation.names.prefix}-")
+    for path in store.list(""):
+        if path.startswith(mine) and path not in kept:
+            store.delete(path)
+
+
+def _explain(generations: Sequence[Generation], fingerprint: Fingerprint, *, token: str) -> tuple[str, ...]:
+    if token and not any(g.token == token for g in generations):
+        return ("Everything is computed again, as was asked for.",)
+    if not generations or any(g.fingerprint == fingerprint for g in generations):
+        return ()
+    newest = current_generation(generations) or generations[-1]
+    changed = " and ".join(fingerprint.changes(newest.fingerprint))
+    return (
+        f"The {changed} changed since generation {newest.name}: it is not resumed, a new generation begins.",
+    )

@@ -1,0 +1,125 @@
+"""The device's turn: one batch after another, split where it does not fit, until there is no more."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
+from sits_dagster.inference.batches import Batch, split_batch
+from sits_dagster.inference.encode import RowError, Stage
+from sits_dagster.inference.engine import Arrays, Engine
+from sits_dagster.inference.queues import ByteQueue, QueueClosed
+from sits_dagster.inference.sizing import BatchMeasurement, BatchSizer
+from sits_dagster.inference.stats import Progress
+
+__all__ = ["Predicted", "predict_batches"]
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """One device call's outputs.
+
+    Args:
+        rows: Row numbers, int64 [n].
+        outputs: Arrays with n rows.
+        errors: Rows that the device cannot compute.
+    """
+
+    rows: NDArray[np.int64]
+    outputs: Arrays = field(default_factory=dict[str, NDArray[np.generic]])
+    errors: tuple[RowError, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the outputs."""
+        return sum(array.nbytes for array in self.outputs.values())
+
+
+def predict_batches(
+    batches: ByteQueue[Batch],
+    predicted: ByteQueue[Predicted],
+    *,
+    engine: Engine,
+    sizer: BatchSizer,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    on_rows: Callable[[int], None],
+) -> bool:
+    """Send every batch through the device; a batch that fails is split, a single row that fails set apart.
+
+    Args:
+        batches: What to compute.
+        predicted: Where the outputs go.
+        engine: The device.
+        sizer: Learns from each call.
+        progress: Counters to keep.
+        should_stop: Asked before each batch.
+        on_rows: Told the rows that went through the device so far, before their results are handed on.
+
+    Returns:
+        `True` when the batches ended, `False` after a stop.
+    """
+    queue: deque[Batch] = deque()
+    while True:
+        if should_stop():
+            return False
+        if not queue:
+            try:
+                batch = batches.get(POLL_SECONDS)
+            except QueueClosed:
+                return True
+            if batch is None:
+                continue
+            queue.append(batch)
+        batch = queue.popleft()
+        try:
+            outputs = _call(engine, batch, sizer, progress)
+        except (DeviceOutOfMemoryError, ModelError) as error:
+            if len(batch.rows) > 1:
+                queue.extendleft(reversed(split_batch(batch)))
+                continue
+            failed = RowError.of(int(batch.rows[0]), Stage.PREDICT, error)
+            predicted.put(Predicted(rows=batch.rows[:0], errors=(failed,)), 0)
+            continue
+        on_rows(progress.rows_predicted)
+        result = Predicted(rows=batch.rows, outputs=outputs)
+        predicted.put(result, result.bytes)
+
+
+def _call(engine: Engine, batch: Batch, sizer: BatchSizer, progress: Progress) -> Arrays:
+    started = time.perf_counter()
+    try:
+        outputs = engine.predict(batch.arrays)
+    except DeviceOutOfMemoryError:
+        progress.out_of_memory += 1
+        _observe(engine, batch, sizer, seconds=time.perf_counter() - started, out_of_memory=True)
+        raise
+    ended = time.perf_counter()
+    used = _observe(engine, batch, sizer, seconds=ended - started, out_of_memory=False)
+    progress.add_call(started=started, ended=ended, rows=len(batch.rows), memory_bytes=used)
+    progress.cells += batch.cells
+    progress.cells_padded += batch.cells_padded
+    for name, array in outputs.items():
+        if array.ndim and len(array) != len(batch.rows):
+            msg = f"Model output {name!r} has {len(array)} rows for a batch of {len(batch.rows)}."
+            raise ModelError(msg, hint="the model mixes rows: run it with batch_rows=1, or export it anew.")
+    return outputs
+
+
+def _observe(
+    engine: Engine, batch: Batch, sizer: BatchSizer, *, seconds: float, out_of_memory: bool
+) -> int | None:
+    memory = engine.memory()
+    measurement = BatchMeasurement(
+        bucket=batch.bucket, rows=len(batch.rows), seconds=seconds, memory=memory, out_of_memory=out_of_memory
+    )
+    sizer.observe(measurement)
+    return memory.bytes_used

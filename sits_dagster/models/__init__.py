@@ -1,0 +1,1 @@
+"""What a model is and what it costs. Pure values and functions."""

@@ -1,0 +1,67 @@
+"""Reading an ONNX graph. The only importer of `onnx` besides the demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sits_dagster.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onnx import AttributeProto, GraphProto, TensorProto
+
+__all__ = ["external_data_files"]
+
+
+def external_data_files(model: Path) -> tuple[Path, ...]:
+    """Return the files that hold the model's external tensors, sorted by name.
+
+    Raises:
+        ModelError: The file is not an ONNX model, or refers to a file that is missing or outside of
+            the model's folder.
+    """
+    import onnx  # heavy; few models need it
+
+    try:
+        proto = onnx.load(str(model), load_external_data=False)
+    except Exception as error:  # protobuf raises its own, undocumented types
+        msg = f"{str(model)!r} is not an ONNX model: {error}"
+        raise ModelError(msg, hint="export or copy the model again.") from error
+    names = {
+        entry.value
+        for tensor in _tensors(proto.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return tuple(_resolve(model, name) for name in sorted(names))
+
+
+def _resolve(model: Path, name: str) -> Path:
+    folder = model.resolve().parent
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder):
+        msg = f"Model {str(model)!r} refers to external data outside of its folder: {name!r}."
+        raise ModelError(msg, hint="keep the data file beside the model.")
+    if not path.is_file():
+        msg = f"Model {str(model)!r} refers to external data {name!r}, which is missing."
+        raise ModelError(msg, hint="copy the data file beside the model.")
+    return path
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from _attribute_tensors(attribute)
+
+
+def _attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    if attribute.HasField("g"):
+        yield from _tensors(attribute.g)
+    for graph in attribute.graphs:
+        yield from _tensors(graph)

@@ -1,0 +1,113 @@
+"""A model as the user declares it, and the digest that names its contents."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from sits_dagster.errors import ConfigError, ModelError
+
+__all__ = ["OnnxModel", "Padding", "model_digest"]
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """One axis of one input is padded up to a bucket that depends on the row alone.
+
+    Args:
+        input: Name of the model input.
+        axis: Axis of a *row* (the batch axis is not counted); negative counts from the end.
+        multiple: Pad up to the next multiple of this length, >= 1.
+        edges: Or pad up to the first of these ascending lengths; a longer row is padded to the
+            next multiple of the last one.
+        value: What the padding is filled with.
+
+    Raises:
+        ConfigError: Neither or both of `multiple` and `edges` are given, or they are not ascending.
+    """
+
+    input: str
+    axis: int = -1
+    multiple: int = 0
+    edges: tuple[int, ...] = ()
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.multiple) == bool(self.edges) or self.multiple < 0:
+            msg = f"Padding of input {self.input!r} needs either multiple >= 1 or edges, got {self!r}."
+            raise ConfigError(msg)
+        if list(self.edges) != sorted(set(self.edges)) or any(edge < 1 for edge in self.edges):
+            msg = f"Padding edges of input {self.input!r} must be ascending and >= 1, got {self.edges!r}."
+            raise ConfigError(msg)
+
+    def length(self, length: int) -> int:
+        """Return the padded length of an axis of `length` cells."""
+        for edge in self.edges:
+            if length <= edge:
+                return edge
+        step = self.multiple or self.edges[-1]
+        return max(step, -(-length // step) * step)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """An ONNX file and how rows of unlike shape may be padded for it.
+
+    Args:
+        path: Path of the `.onnx` file, absolute or below the storage resource's root. Files with
+            external data are found through it.
+        padding: Axes that may be padded. Rows of unlike shape never share a batch otherwise.
+
+    Example:
+        >>> OnnxModel("recogniser.onnx", padding=(Padding(input="x", multiple=160),)).name
+        'recogniser'
+    """
+
+    path: str
+    padding: tuple[Padding, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            msg = "OnnxModel needs the path of an .onnx file."
+            raise ConfigError(msg)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return Path(self.path).stem
+
+
+def model_digest(path: str | Path) -> str:
+    """Return the SHA-256 of a model file and, in name order, of its external data files.
+
+    Raises:
+        ModelError: The file, or a file it refers to, is missing or empty.
+    """
+    model = Path(path)
+    if not model.is_file():
+        msg = f"Model file {str(model)!r} does not exist."
+        raise ModelError(msg, hint="check OnnxModel(path=…) and the storage resource's root.")
+    if model.stat().st_size == 0:
+        msg = f"Model file {str(model)!r} is empty."
+        raise ModelError(msg, hint="export or copy the model again.")
+    digest = hashlib.sha256()
+    for part in (model, *_external_files(model)):
+        digest.update(part.name.encode() + b"\0")
+        with part.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _external_files(model: Path) -> tuple[Path, ...]:
+    # Every external tensor carries the key "location"; without it the graph need not be parsed.
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        if view.find(b"location") < 0:
+            return ()
+    from sits_dagster.models.graph import external_data_files  # noqa: PLC0415 - onnx is heavy
+
+    return external_data_files(model)
