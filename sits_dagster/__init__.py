@@ -12,17 +12,43 @@ from typing import TYPE_CHECKING
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 if TYPE_CHECKING:
-    from sits_dagster.models.model import OnnxModel as OnnxModel
-    from sits_dagster.models.model import Padding as Padding
+    from sits_dagster.assets.component import BatchInferenceComponent
+    from sits_dagster.assets.inference import build_inference_asset
+    from sits_dagster.assets.schedule import build_nightly_schedule
+    from sits_dagster.inference.sink import ParquetSink
+    from sits_dagster.inference.source import ParquetDataset
+    from sits_dagster.models.model import OnnxModel, Padding
+    from sits_dagster.resources.gpu_pool import GpuPoolResource
+    from sits_dagster.resources.inference import InferenceResource
+    from sits_dagster.resources.storage import StorageResource
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "BatchInferenceComponent",
+    "GpuPoolResource",
+    "InferenceResource",
+    "OnnxModel",
+    "Padding",
+    "ParquetDataset",
+    "ParquetSink",
+    "StorageResource",
+    "build_inference_asset",
+    "build_nightly_schedule",
+]
+
 _MODULES = {
+    "BatchInferenceComponent": "sits_dagster.assets.component",
+    "GpuPoolResource": "sits_dagster.resources.gpu_pool",
+    "InferenceResource": "sits_dagster.resources.inference",
     "OnnxModel": "sits_dagster.models.model",
     "Padding": "sits_dagster.models.model",
+    "ParquetDataset": "sits_dagster.inference.source",
+    "ParquetSink": "sits_dagster.inference.sink",
+    "StorageResource": "sits_dagster.resources.storage",
+    "build_inference_asset": "sits_dagster.assets.inference",
+    "build_nightly_schedule": "sits_dagster.assets.schedule",
 }
-
-__all__ = ["OnnxModel", "Padding"]
 
 DagsterLibraryRegistry.register("sits-dagster", __version__, is_dagster_package=False)
 

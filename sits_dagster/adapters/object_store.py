@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import struct
 import uuid
@@ -126,6 +127,11 @@ class LocalStore:
                 except OSError:
                     return
                 folder = folder.parent
+
+    def sha256(self, path: str) -> str:
+        """Return the digest of a file's bytes, read in blocks."""
+        with storage_errors("read", self.root / path), (self.root / path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def counter(self, path: str) -> FileCounter:
         """Begin a number in a file."""

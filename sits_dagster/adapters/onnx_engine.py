@@ -6,6 +6,7 @@ On the CPU the session takes its memory from one bounded arena, so that running 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ class OnnxEngine:
         self._device = device
         self._runtime = load_runtime()
         _check_weights(Path(model), device)
-        self._session = self._open(threads)
+        self._session: Any = self._open(threads)
         self.signature = self._read_signature()
         self._should_shrink = False
         self._names = [spec.name for spec in self.signature.outputs]
@@ -115,8 +116,13 @@ class OnnxEngine:
         }
 
     def memory(self) -> MemorySample:
-        """Return the limit; what the arena holds is not told by the runtime's Python interface."""
-        return MemorySample(bytes_used=None, bytes_limit=self._device.memory_bytes_limit)
+        """Return the limit and, on the CPU, the process's memory: the runtime does not tell its arena's."""
+        used = _resident_bytes() if self._device.kind is DeviceKind.CPU else None
+        return MemorySample(bytes_used=used, bytes_limit=self._device.memory_bytes_limit)
+
+    def close(self) -> None:
+        """Give the model's memory back; the engine cannot be used afterwards."""
+        self._session = None
 
     def _open(self, threads: int) -> Any:  # noqa: ANN401 - the runtime has no usable types
         options = self._runtime.SessionOptions()
@@ -172,6 +178,14 @@ class OnnxEngine:
             else (f"Model {self._model!r} cannot be loaded: {error}")
         )
         return ModelError(msg, hint="check the file with onnx.checker, and the arrays' shapes.")
+
+
+def _resident_bytes() -> int | None:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError):  # only Linux tells
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _is_installed(distribution: str) -> bool:

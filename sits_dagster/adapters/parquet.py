@@ -17,7 +17,7 @@ from sits_dagster.errors import ConfigError, DataError, StorageError
 from sits_dagster.inference.dataset import Chunk, InputFile, PartitionInput, unify_types
 from sits_dagster.inference.store import PartFile
 
-__all__ = ["ParquetFormat", "ParquetReader", "check_separate", "scan_partition"]
+__all__ = ["ParquetFormat", "ParquetReader", "check_separate", "rows_of", "scan_partition"]
 
 FOOTER_THREADS = 8
 BUFFER_BYTES = 1 << 20
@@ -318,3 +318,12 @@ def check_separate(source: str, sink: str) -> None:
     if output == folder or output.is_relative_to(folder):
         msg = f"The output {str(output)!r} lies inside of the input {str(folder)!r}."
         raise ConfigError(msg, hint="choose an output folder beside the input.")
+
+
+def rows_of(path: str) -> int:
+    """Return the rows that a file's footer tells."""
+    try:
+        return cast("int", pq.read_metadata(path).num_rows)
+    except READ_ERRORS as error:
+        msg = f"{path!r} cannot be read: {error}"
+        raise StorageError(msg) from error

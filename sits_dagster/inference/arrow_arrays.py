@@ -42,7 +42,7 @@ def column_array(column: pa.Array) -> Array | list[Array]:
         return cast("Array", column.to_numpy_ndarray())
     if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind):
         return cast("Array", column.to_numpy(zero_copy_only=not pa.types.is_boolean(kind)))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return np.array(column.to_pylist(), dtype=object)
     return _nested_array(column, kind)
 

@@ -36,7 +36,7 @@ from sits_dagster.inference.generation import (
 from sits_dagster.inference.shards import RowRange, Shard, remaining_ranges
 from sits_dagster.inference.store import Store
 
-__all__ = ["Attempt", "open_attempt", "settle"]
+__all__ = ["Attempt", "join_attempt", "open_attempt", "settle"]
 
 EPOCH_TRIES_MAX = 100
 INSTANCES_MAX = 10_000
@@ -188,6 +188,20 @@ def open_attempt(
         )
     _remove_leftovers(store, generation, commits, epoch)
     return Attempt(store=store, generation=generation, epoch=epoch, commits=commits, notes=notes)
+
+
+def join_attempt(store: Store, generation: str, epoch: int) -> Attempt:
+    """Return an attempt that was registered before, with the commits that are there now.
+
+    Raises:
+        CommitConflictError: Its generation is gone: a newer attempt has replaced it.
+    """
+    found = read_generation(store, Names(generation))
+    if found is None:
+        msg = f"Generation {generation} of attempt {epoch} is gone: a newer attempt has replaced it."
+        raise CommitConflictError(msg)
+    commits, _ = valid_commits(store, found)
+    return Attempt(store=store, generation=found, epoch=epoch, commits=commits)
 
 
 def settle(store: Store, complete: Generation, *, owner: str, now: datetime) -> None:

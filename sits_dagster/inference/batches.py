@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -127,6 +128,7 @@ class Packer:
         self._padding = {name: [rule for rule in padding if rule.input == name] for name in self._names}
         self._fill = {name: rules[0].value if rules else 0.0 for name, rules in self._padding.items()}
         self._sizer = sizer
+        self._rows_fixed = signature.batch_rows_fixed
         self._window_rows_max = window_rows_max
         self._waiting: dict[Bucket, _Waiting] = {}
         self._row_newest = 0
@@ -143,7 +145,7 @@ class Packer:
         for bucket, offsets in self._buckets(encoded).items():
             waiting = self._waiting.setdefault(bucket, _Waiting())
             waiting.add(_Piece(encoded, offsets))
-            while waiting.count >= (rows := self._sizer.rows(bucket)):
+            while waiting.count >= (rows := self._rows(bucket)):
                 yield self._batch(bucket, rows)
         while self._waiting and self._row_newest - (oldest := self._oldest())[0] > self._window_rows_max:
             yield self._send(oldest[1])
@@ -158,11 +160,15 @@ class Packer:
         if self._waiting:
             yield self._send(self._oldest()[1])
 
+    def _rows(self, bucket: Bucket) -> int:
+        rows = self._sizer.rows(bucket)
+        return rows if self._rows_fixed is None else min(rows, self._rows_fixed)
+
     def _oldest(self) -> tuple[int, Bucket]:
         return min((waiting.oldest, bucket) for bucket, waiting in self._waiting.items())
 
     def _send(self, bucket: Bucket) -> Batch:
-        return self._batch(bucket, min(self._waiting[bucket].count, self._sizer.rows(bucket)))
+        return self._batch(bucket, min(self._waiting[bucket].count, self._rows(bucket)))
 
     def _batch(self, bucket: Bucket, rows: int) -> Batch:
         waiting = self._waiting[bucket]
@@ -234,10 +240,10 @@ def _gather(
         if isinstance(column, np.ndarray) and column.shape[1:] == shape:
             array[row : row + len(piece.offsets)] = column[piece.offsets]
             row += len(piece.offsets)
-            cells += len(piece.offsets) * column[0].size
+            cells += len(piece.offsets) * math.prod(shape)
             continue
         for offset in piece.offsets:
-            cells += _place(array[row], column[offset], fill)
+            cells += _place(array[row, ...], column[offset], fill)
             row += 1
     return array, cells
 
@@ -263,3 +269,11 @@ def _check_padding(padding: Sequence[Padding], inputs: Sequence[TensorSpec]) -> 
             rank = ranks[rule.input]
             msg = f"Padding axis {rule.axis} is outside of the rows of input {rule.input!r} ({rank} axes)."
             raise ConfigError(msg, hint="axes are counted within a row, without the batch axis.")
+    for name, rank in ranks.items():
+        rules = [rule for rule in padding if rule.input == name]
+        if len({rule.axis % rank for rule in rules}) < len(rules):
+            msg = f"Padding names an axis of input {name!r} twice."
+            raise ConfigError(msg, hint="give one Padding for each axis.")
+        if len({rule.value for rule in rules}) > 1:
+            msg = f"Padding fills the axes of input {name!r} with {[rule.value for rule in rules]}."
+            raise ConfigError(msg, hint="give one value for all axes of an input.")

@@ -17,7 +17,7 @@ from sits_dagster.errors import ConfigError
 __all__ = ["Chunk", "InputFile", "PartitionInput", "RowReader", "partition_path", "unify_types"]
 
 PATH_NAME_BYTES_MAX = 255
-SAFE_CHARACTERS = " =:+,@-_.~()[]"
+SAFE_CHARACTERS = " =:+,@-_.~()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ class RowReader(Protocol):
 def partition_path(template: str, partition_key: str | None, dimensions: dict[str, str] | None = None) -> str:
     """Return the template with `{partition_key}` and `{dimension}` filled in; it never leaves the folder.
 
-    Each value becomes one path component: `/`, control characters and the like are percent-encoded,
-    and so is a leading `.` or `_` (readers take such folders for hidden).
+    Each value becomes one path component: `/`, control characters, what patterns are made of and the
+    like are percent-encoded, and so is a leading `.` or `_` (readers take such folders for hidden).
 
     Raises:
         ConfigError: A placeholder has no value, or a value makes a name that is too long or empty.
@@ -122,7 +122,7 @@ def partition_path(template: str, partition_key: str | None, dimensions: dict[st
     encoded = {name: _component(value) for name, value in values.items()}
     try:
         return template.format(**encoded)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         known = (
             ", ".join(f"{{{name}}}" for name in sorted(encoded)) or "none, since the asset has no partitions"
         )

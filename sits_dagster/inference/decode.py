@@ -42,13 +42,17 @@ class DecodedBatch:
 
 
 def decode_columns(signature: ModelSignature) -> DecodeFunction:
-    """Return the default: each output becomes the column of its name; further axes become lists."""
+    """Return the default: each output becomes the column of its name; further axes become lists.
+
+    An output without axes is about the whole batch, not about a row, and is left out.
+    """
     shapes = {spec.name: spec.shape[1:] for spec in signature.outputs}
 
     def decode(outputs: Arrays) -> Mapping[str, object]:
         return {
             name: tensor_column(array, _fit(shapes.get(name, ()), array.ndim - 1))
             for name, array in outputs.items()
+            if np.ndim(array)
         }
 
     return decode
@@ -85,13 +89,16 @@ def decode_batch(rows: NDArray[np.int64], outputs: Arrays, decode: DecodeFunctio
             failed = RowError.of(int(rows[0]), Stage.DECODE, error)
             return [DecodedBatch(rows=rows[:0], columns=None, errors=(failed,))]
         half = len(rows) // 2
-        left = {name: array[:half] for name, array in outputs.items()}
-        right = {name: array[half:] for name, array in outputs.items()}
-        return decode_batch(rows[:half], left, decode) + decode_batch(rows[half:], right, decode)
+        parts = (slice(0, half), slice(half, None))
+        return [d for part in parts for d in decode_batch(rows[part], _rows_of(outputs, part), decode)]
     if columns.num_rows != len(rows):
         msg = f"decode returned {columns.num_rows} rows for a batch of {len(rows)}."
         raise ConfigError(msg, hint="return exactly one row for each row of the outputs, in order.")
     return [DecodedBatch(rows=rows, columns=columns)]
+
+
+def _rows_of(outputs: Arrays, rows: slice) -> Arrays:
+    return {name: array[rows] if np.ndim(array) else array for name, array in outputs.items()}
 
 
 def _record_batch(columns: pa.RecordBatch | Mapping[str, object]) -> pa.RecordBatch:

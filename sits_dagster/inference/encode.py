@@ -169,7 +169,10 @@ def _check_names(encoded: Mapping[str, object], signature: ModelSignature, rows:
                 f"encode returned no array for the model input {spec.name!r}; it returned {sorted(encoded)}."
             )
             raise ConfigError(msg, hint="return one entry for each model input.")
-        found = len(cast("Sequence[object]", encoded[spec.name])) if spec.is_batched else rows
+        try:
+            found = len(cast("Sequence[object]", encoded[spec.name])) if spec.is_batched else rows
+        except TypeError:
+            found = 0
         if found != rows:
             msg = f"encode returned {found} rows for input {spec.name!r}, given {rows}."
             raise ConfigError(
@@ -185,76 +188,107 @@ def _assemble(
     constants: Mapping[str, Array],
     errors: list[RowError],
 ) -> EncodedChunk:
-    failed = _failures(encoded, batched, rows, errors)
-    columns: dict[str, Column] = {}
-    for spec in batched:
-        column = encoded[spec.name]
-        if isinstance(column, np.ndarray):
-            columns[spec.name] = _typed(column[~failed] if failed.any() else column, spec)
-        else:
-            good = (row for row, bad in zip(column, failed, strict=True) if not bad)
-            columns[spec.name] = [_typed(np.asarray(row), spec) for row in good]
-    _check_ranks(columns, batched)
+    failures: dict[int, Exception] = {}
+    columns: dict[str, Column] = {
+        spec.name: _typed_column(encoded[spec.name], spec, failures) for spec in batched
+    }
+    if failures:
+        errors.extend(RowError.of(int(rows[o]), Stage.ENCODE, failures[o]) for o in sorted(failures))
+        keep = np.ones(len(rows), np.bool_)
+        keep[list(failures)] = False
+        rows = rows[keep]
+        columns = {
+            name: c[keep] if isinstance(c, np.ndarray) else [c[o] for o in range(len(keep)) if keep[o]]
+            for name, c in columns.items()
+        }
     return EncodedChunk(
         chunk=chunk,
-        rows=rows[~failed] if failed.any() else rows,
+        rows=rows,
         columns=columns,
         constants={name: np.asarray(value) for name, value in constants.items()},
         errors=tuple(errors),
     )
 
 
-def _failures(
-    encoded: Mapping[str, Array | Sequence[Array | Exception]],
-    batched: Sequence[TensorSpec],
-    rows: NDArray[np.int64],
-    errors: list[RowError],
-) -> NDArray[np.bool_]:
-    failed = np.zeros(len(rows), np.bool_)
-    for spec in batched:
-        column = encoded[spec.name]
-        if isinstance(column, np.ndarray):
-            continue
-        for offset, value in enumerate(column):
-            if isinstance(value, Exception) and not failed[offset]:
-                failed[offset] = True
-                errors.append(RowError.of(int(rows[offset]), Stage.ENCODE, value))
-    return failed
+def _typed_column(
+    column: Array | Sequence[Array | Exception], spec: TensorSpec, failures: dict[int, Exception]
+) -> Column:
+    """Return the column in the input's type; rows that the model cannot take are added to the failures."""
+    if not isinstance(column, np.ndarray):
+        return [_typed_row(row, spec, offset, failures) for offset, row in enumerate(column)]
+    if len(column.shape) != len(spec.shape):
+        msg = f"{_misfit(column.shape[1:], spec)} in every row."
+        raise ConfigError(msg, hint="return rows without the batch axis, axes in the model's order.")
+    if not _fits(column.shape[1:], spec):
+        for offset in range(len(column)):
+            failures.setdefault(offset, ValueError(_misfit(column.shape[1:], spec)))
+    typed = _typed(column, spec)
+    lost = _lost_cells(typed, column)
+    if lost is not None:
+        for offset in np.flatnonzero(lost.reshape(len(column), -1).any(axis=1)):
+            failures.setdefault(int(offset), _overflow(column[offset], spec))
+    return typed
+
+
+def _typed_row(
+    row: Array | Exception, spec: TensorSpec, offset: int, failures: dict[int, Exception]
+) -> Array:
+    if isinstance(row, Exception):
+        failures.setdefault(offset, row)
+        return np.empty(0)
+    array = np.asarray(row)
+    if not _fits(array.shape, spec):
+        failures.setdefault(offset, ValueError(_misfit(array.shape, spec)))
+        return array
+    typed = _typed(array, spec)
+    lost = _lost_cells(typed, array)
+    if lost is not None and lost.any():
+        failures.setdefault(offset, _overflow(array, spec))
+    return typed
 
 
 def _typed(array: Array, spec: TensorSpec) -> Array:
     wanted = spec.numpy_dtype
     if array.dtype == wanted:
         return array
-    if spec.dtype == "string" and array.dtype.kind in "OUST":
-        return array.astype(object)
-    if np.can_cast(array.dtype, wanted, "same_kind"):
-        return array.astype(wanted)
+    if spec.dtype == "string":
+        if array.dtype.kind in "OUST":
+            return array.astype(object)
+    elif np.can_cast(array.dtype, wanted, "same_kind"):
+        with np.errstate(over="ignore"):  # found by _lost_cells
+            return array.astype(wanted)
     msg = f"Model input {spec.name!r} is {spec.dtype}, but encode returned {array.dtype}."
     raise ConfigError(
         msg, hint=f"convert with .astype({spec.dtype!r}) in encode, or read a column of that type."
     )
 
 
-def _check_ranks(columns: Mapping[str, Column], batched: Sequence[TensorSpec]) -> None:
-    for spec in batched:
-        column = columns[spec.name]
-        if len(column) == 0:
-            continue
-        shape = column.shape[1:] if isinstance(column, np.ndarray) else column[0].shape
-        wanted = spec.shape[1:]
-        fits = len(shape) == len(wanted) and all(
-            w is None or w == s for w, s in zip(wanted, shape, strict=True)
-        )
-        if not fits and not _can_pad(shape, wanted):
-            msg = (
-                f"Input {spec.name!r} takes rows of shape {list(wanted)}, but encode returned {list(shape)}."
-            )
-            raise ConfigError(msg, hint="return rows without the batch axis, axes in the model's order.")
+def _lost_cells(typed: Array, array: Array) -> NDArray[np.bool_] | None:
+    """Return which cells became another number, not only a less precise one; `None` where none can."""
+    if typed is array or typed.dtype == object or np.can_cast(array.dtype, typed.dtype, "safe"):
+        return None
+    if typed.dtype.kind in "iu":
+        signs_differ = np.less(typed, 0) != np.less(array, 0)
+        return cast("NDArray[np.bool_]", (typed.astype(array.dtype) != array) | signs_differ)
+    return np.isinf(typed) & ~np.isinf(array)
 
 
-def _can_pad(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+def _overflow(row: Array, spec: TensorSpec) -> OverflowError:
+    return OverflowError(
+        f"a value of {np.max(np.abs(row))} does not fit into {spec.dtype} input {spec.name!r}"
+    )
+
+
+def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
+    # A shorter axis may be padded; if it is not, the model says what it wants.
+    wanted = spec.shape[1:]
     return len(shape) == len(wanted) and all(w is None or s <= w for w, s in zip(wanted, shape, strict=True))
+
+
+def _misfit(shape: tuple[int, ...], spec: TensorSpec) -> str:
+    return (
+        f"Input {spec.name!r} takes rows of shape {list(spec.shape[1:])}, but encode returned {list(shape)}"
+    )
 
 
 def _null_errors(chunk: Chunk, columns: Sequence[str]) -> list[RowError]:

@@ -43,12 +43,14 @@ class PartitionPlan:
         attempt: The right to commit, or `None` when the output is complete.
         complete: The output, when there is nothing to do.
         rows_recomputed: Rows that earlier attempts had computed and lost.
+        rows_carried: Rows whose results a stopped attempt left ready.
         notes: Sentences about what was found.
     """
 
     attempt: Attempt | None
     complete: Generation | None
     rows_recomputed: int = 0
+    rows_carried: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,12 +97,12 @@ def start_partition(
     attempt = open_attempt(
         store, fingerprint, shards=shards, rows=work.partition.rows, owner=owner, now=now, token=token
     )
+    carried = len(load_carried(attempt, work.part_format, attempt.generation.shards))
     return PartitionPlan(
         attempt=attempt,
         complete=None,
-        rows_recomputed=_rows_lost(
-            attempt, len(load_carried(attempt, work.part_format, attempt.generation.shards))
-        ),
+        rows_carried=carried,
+        rows_recomputed=_rows_lost(attempt, carried),
         notes=(*work.partition.notes, *attempt.notes),
     )
 

@@ -29,7 +29,7 @@ from sits_dagster.inference.device_loop import Predicted, predict_batches
 from sits_dagster.inference.encode import EncodedChunk, EncodeFunction, encode_chunk
 from sits_dagster.inference.engine import Engine
 from sits_dagster.inference.policy import PipelinePolicy
-from sits_dagster.inference.queues import ByteQueue, QueueClosed
+from sits_dagster.inference.queues import ITEMS_MAX, ByteQueue, QueueClosed
 from sits_dagster.inference.shards import RowRange, Shard
 from sits_dagster.inference.sizing import BatchSizer
 from sits_dagster.inference.stats import Progress
@@ -159,11 +159,16 @@ class _Stages:
     """The queues, the threads between them, and the first error."""
 
     def __init__(self, policy: PipelinePolicy) -> None:
-        def queue(name: str) -> ByteQueue[Any]:
-            return ByteQueue(name, bytes_max=policy.queue_bytes, wait_seconds_max=policy.stall_seconds_max)
+        def queue(name: str, items_max: int = ITEMS_MAX) -> ByteQueue[Any]:
+            return ByteQueue(
+                name,
+                bytes_max=policy.queue_bytes,
+                wait_seconds_max=policy.stall_seconds_max,
+                items_max=items_max,
+            )
 
         self.encoded: ByteQueue[_Encoded] = queue("encoded rows")
-        self.batches: ByteQueue[Batch] = queue("batches")
+        self.batches: ByteQueue[Batch] = queue("batches", policy.batches_ahead)
         self.predicted: ByteQueue[Predicted] = queue("predictions")
         self.results: ByteQueue[Message] = queue("results")
         self._wait_seconds_max = policy.stall_seconds_max

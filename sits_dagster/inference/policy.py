@@ -20,6 +20,7 @@ class PipelinePolicy:
         chunk_rows: Rows that are encoded together, >= 1.
         chunk_bytes: Input bytes that are encoded together.
         queue_bytes: Bytes that may wait between two stages.
+        batches_ahead: Batches that may wait for the device, >= 1; a segment ends that much early.
         pending_bytes: Result bytes that may wait for older rows before partial batches are sent.
         window_rows: Rows of look-ahead within which rows of like shape are found, >= 1.
         encode_workers: Threads that encode, >= 1.
@@ -37,6 +38,7 @@ class PipelinePolicy:
     chunk_rows: int = 64
     chunk_bytes: int = 8 * MEBIBYTE
     queue_bytes: int = 64 * MEBIBYTE
+    batches_ahead: int = 8
     pending_bytes: int = 64 * MEBIBYTE
     window_rows: int = 1024
     encode_workers: int = 2

@@ -9,10 +9,11 @@ from typing import Generic, TypeVar
 
 from sits_dagster.errors import StallError
 
-__all__ = ["ByteQueue", "QueueClosed"]
+__all__ = ["ITEMS_MAX", "ByteQueue", "QueueClosed"]
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.1
+ITEMS_MAX = 4096
 
 
 class QueueClosed(Exception):  # noqa: N818 - a signal between threads, not an error
@@ -29,12 +30,16 @@ class ByteQueue(Generic[T]):
         name: What the queue carries, for messages.
         bytes_max: Bytes that may wait, >= 1.
         wait_seconds_max: Longest wait of one `put` or `get`.
+        items_max: Items that may wait, >= 1.
     """
 
-    def __init__(self, name: str, *, bytes_max: int, wait_seconds_max: float) -> None:
+    def __init__(
+        self, name: str, *, bytes_max: int, wait_seconds_max: float, items_max: int = ITEMS_MAX
+    ) -> None:
         self.name = name
         self.bytes_waiting = 0
         self._bytes_max = bytes_max
+        self._items_max = items_max
         self._wait_seconds_max = wait_seconds_max
         self._items: deque[tuple[T, int]] = deque()
         self._changed = threading.Condition()
@@ -50,7 +55,7 @@ class ByteQueue(Generic[T]):
         """
         with self._changed:
             waited_since = time.monotonic()
-            while self._items and self.bytes_waiting + size_bytes > self._bytes_max and not self._is_closed:
+            while self._is_full(size_bytes) and not self._is_closed:
                 self._wait(waited_since, "take from")
             if self._is_closed or self._is_ended:
                 raise QueueClosed(self.name)
@@ -93,6 +98,10 @@ class ByteQueue(Generic[T]):
             self._items.clear()
             self.bytes_waiting = 0
             self._changed.notify_all()
+
+    def _is_full(self, size_bytes: int) -> bool:
+        has_no_room = self.bytes_waiting + size_bytes > self._bytes_max or len(self._items) >= self._items_max
+        return bool(self._items) and has_no_room
 
     def _wait(self, since: float, verb: str) -> None:
         self._changed.wait(WAIT_SECONDS)

@@ -55,7 +55,8 @@ def plan_shards(
     if rows == 0:
         return ()
     rows_min = seconds_min / seconds_per_row if seconds_per_row > 0 else rows
-    count = max(1, min(shards_max, int(rows / max(rows_min, 1))))
+    rows_min = max(rows_min, 1)
+    count = max(1, min(shards_max, int(rows / rows_min)))
     borders, seen = [0], 0
     for group in row_group_rows:
         seen += group

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["DeviceCall", "PartitionStats", "Progress"]
 
 TRACE_POINTS_MAX = 512
+SUMMED = (
+    "rows_total",
+    "rows_resumed",
+    "rows_done",
+    "rows_written",
+    "rows_quarantined",
+    "rows_predicted",
+    "segments",
+    "batches",
+    "out_of_memory",
+    "device_seconds",
+    "cells",
+    "cells_padded",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +83,20 @@ class Progress:
                 self._stride *= 2
         self.batches += 1
 
+    @staticmethod
+    def total(parts: Sequence[Progress]) -> Progress:
+        """Return the sum of several steps' counters; times add up, as if one step had followed the other."""
+        found = Progress()
+        for name in SUMMED:
+            setattr(found, name, sum(getattr(part, name) for part in parts))
+        found.memory_bytes_peak = max((part.memory_bytes_peak for part in parts), default=0)
+        if found.batches:
+            found.first_call_at = 0.0
+            found.last_call_ended_at = sum(part.wall_seconds for part in parts)
+            longest = max(parts, key=lambda part: part.batches)
+            found.trace = longest.trace
+        return found
+
     @property
     def wall_seconds(self) -> float:
         """Seconds from the first device call's start to the last one's end."""
@@ -87,7 +116,8 @@ class Progress:
     def seconds_left(self) -> float | None:
         """Seconds until the partition is done at the present speed; `None` while unknown."""
         speed = self.rows_per_second
-        return (self.rows_total - self.rows_resumed - self.rows_done) / speed if speed else None
+        rows = self.rows_total - self.rows_resumed - max(self.rows_predicted, self.rows_done)
+        return max(0, rows) / speed if speed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

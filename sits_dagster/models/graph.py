@@ -10,9 +10,9 @@ from sits_dagster.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onnx import AttributeProto, GraphProto, TensorProto
+    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-__all__ = ["external_data_files"]
+__all__ = ["external_data_files", "input_names"]
 
 
 def external_data_files(model: Path) -> tuple[Path, ...]:
@@ -22,13 +22,7 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
         ModelError: The file is not an ONNX model, or refers to a file that is missing or outside of
             the model's folder.
     """
-    import onnx  # heavy; few models need it
-
-    try:
-        proto = onnx.load(str(model), load_external_data=False)
-    except Exception as error:  # protobuf raises its own, undocumented types
-        msg = f"{str(model)!r} is not an ONNX model: {error}"
-        raise ModelError(msg, hint="export or copy the model again.") from error
+    proto = _load(model)
     names = {
         entry.value
         for tensor in _tensors(proto.graph)
@@ -36,6 +30,27 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
         if entry.key == "location"
     }
     return tuple(_resolve(model, name) for name in sorted(names))
+
+
+def input_names(model: Path) -> tuple[str, ...]:
+    """Return the names of the inputs that a caller must give, in graph order.
+
+    Raises:
+        ModelError: The file is missing or not an ONNX model.
+    """
+    graph = _load(model).graph
+    given = {tensor.name for tensor in graph.initializer}
+    return tuple(value.name for value in graph.input if value.name not in given)
+
+
+def _load(model: Path) -> ModelProto:
+    import onnx
+
+    try:
+        return onnx.load(str(model), load_external_data=False)
+    except Exception as error:  # protobuf raises its own, undocumented types
+        msg = f"{str(model)!r} is not an ONNX model: {error}"
+        raise ModelError(msg, hint="export or copy the model again.") from error
 
 
 def _resolve(model: Path, name: str) -> Path:

@@ -1,0 +1,1 @@
+"""The Dagster surface: assets, their checks, schedules and components."""

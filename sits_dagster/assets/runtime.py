@@ -1,0 +1,184 @@
+"""An inference job inside a Dagster step: partitions by name, the leased engine, results as metadata."""
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from sits_dagster.adapters.onnx_engine import OnnxEngine
+from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, now_utc
+from sits_dagster.assets.reporting import reports_progress
+from sits_dagster.assets.stop import StopSignal
+from sits_dagster.errors import TransientError
+from sits_dagster.inference.attempt import Attempt
+from sits_dagster.inference.checkpoint import QUARANTINE_FOLDER
+from sits_dagster.inference.partition import run_attempt
+from sits_dagster.inference.shards import Shard
+from sits_dagster.inference.sizing import FixedBatchSizer
+from sits_dagster.inference.stats import PartitionStats, Progress
+from sits_dagster.metadata import partition_metadata
+from sits_dagster.resources.gpu_pool import GpuPoolResource
+from sits_dagster.resources.inference import InferenceResource
+from sits_dagster.resources.storage import StorageResource
+
+__all__ = ["InferenceConfig", "StepRuntime", "partition_names", "retries_transient"]
+
+KIBIBYTE = 1024
+
+
+class InferenceConfig(dg.Config):
+    """What a run may be asked for in Dagster's launchpad."""
+
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRuntime:
+    """A job with what Dagster gave its step."""
+
+    job: InferenceJob
+    asset_key: dg.AssetKey
+    context: dg.OpExecutionContext
+    gpu_pool: GpuPoolResource
+    inference: InferenceResource
+    storage: StorageResource
+
+    @property
+    def owner(self) -> str:
+        """Who this is, for messages to rivals."""
+        return f"run {self.context.run_id} on {platform.node()}, process {os.getpid()}"
+
+    def open(self, name: PartitionName, config: InferenceConfig) -> OpenPartition:
+        """Look at a partition and say in the log what was found."""
+        run = self.context.run
+        opened = self.job.open(
+            name,
+            resolve=self.storage.resolve,
+            policy=self.inference.policy(),
+            owner=self.owner,
+            token=(run.root_run_id or run.run_id) if config.recompute else "",
+        )
+        self._say(opened)
+        return opened
+
+    @contextmanager
+    def engine(self, stop: StopSignal) -> Generator[OnnxEngine]:
+        """Lease a device and load the model on it; both are given back at the end."""
+        with self.gpu_pool.lease(owner=self.owner, should_stop=stop, on_wait=self.context.log.info) as device:
+            self.context.log.info(f"Device {device.uuid} ({device.name}) is leased.")
+            engine = OnnxEngine(
+                self.storage.resolve(self.job.model.path), device, threads=self.gpu_pool.threads
+            )
+            fixed = engine.signature.batch_rows_fixed
+            if fixed is not None and fixed != self.inference.batch_rows:
+                self.context.log.warning(
+                    f"Model {self.job.model.name!r} takes batches of {fixed} only; "
+                    f"batch_rows={self.inference.batch_rows} is not used."
+                )
+            try:
+                yield engine
+            finally:
+                engine.close()
+
+    def compute(
+        self,
+        opened: OpenPartition,
+        attempt: Attempt,
+        *,
+        shards: Sequence[Shard],
+        engine: OnnxEngine,
+        stop: StopSignal,
+        progress: Progress,
+    ) -> tuple[bool, int]:
+        """Compute and commit shards; return whether they are done, and the rows that were carried over."""
+        batch_rows = engine.signature.batch_rows_fixed or self.inference.batch_rows
+        with reports_progress(
+            self.context,
+            progress,
+            asset_key=self.asset_key,
+            partition=opened.name.key,
+            seconds=self.inference.progress_seconds,
+        ):
+            is_done, carried = run_attempt(
+                attempt,
+                self.job.with_signature(opened, engine.signature),
+                shards=shards,
+                engine=engine,
+                sizer=FixedBatchSizer(batch_rows),
+                policy=self.inference.policy(),
+                progress=progress,
+                should_stop=stop,
+                now=now_utc,
+            )
+        if not is_done:
+            self.context.log.info(
+                f"Stopped, since {stop.reason}: {progress.rows_done} rows were committed in this run."
+            )
+        return is_done, len(carried)
+
+    def metadata(self, opened: OpenPartition, stats: PartitionStats) -> Mapping[str, dg.MetadataValue[Any]]:
+        """Return what the partition's materialisation shows."""
+        return partition_metadata(
+            stats,
+            model_digest=opened.fingerprint.model,
+            output=opened.output,
+            quarantine=f"{opened.output}/{QUARANTINE_FOLDER}" if stats.quarantine else "",
+            host_memory_bytes_peak=_host_memory_bytes_peak(),
+        )
+
+    def _say(self, opened: OpenPartition) -> None:
+        what = opened.name.key or "The dataset"
+        for note in opened.plan.notes:
+            self.context.log.warning(f"{what}: {note}")
+        attempt = opened.plan.attempt
+        rows = opened.plan.generation.rows
+        if attempt is None:
+            self.context.log.info(f"{what}: all {rows} rows are done already, nothing is computed.")
+            return
+        resumed = sum(commit.range.rows for commit in attempt.commits)
+        text = f"{what}: {rows} rows, {resumed} of them are committed."
+        if opened.plan.rows_carried:
+            text += f" {opened.plan.rows_carried} more were computed by a stopped run and are used."
+        if opened.plan.rows_recomputed:
+            text += f" {opened.plan.rows_recomputed} that an earlier run lost are computed again."
+        self.context.log.info(text)
+
+
+def partition_names(
+    context: dg.OpExecutionContext, partitions_def: dg.PartitionsDefinition[str] | None
+) -> list[PartitionName]:
+    """Return the partitions of a run, in order; one without a key for an asset without partitions."""
+    if partitions_def is None:
+        return [PartitionName(key=None, dimensions={})]
+    return [_partition_name(key, partitions_def) for key in context.partition_keys]
+
+
+def _partition_name(key: str, partitions_def: dg.PartitionsDefinition[str]) -> PartitionName:
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        multi = partitions_def.get_partition_key_from_str(key)
+        return PartitionName(key=str(multi), dimensions=dict(multi.keys_by_dimension))
+    return PartitionName(key=key, dimensions={})
+
+
+@contextmanager
+def retries_transient(retries_max: int) -> Generator[None]:
+    """Turn a passing fault into Dagster's request to try the step again in the same run.
+
+    Raises:
+        RetryRequested: A passing fault happened; Dagster counts the tries.
+    """
+    try:
+        yield
+    except TransientError as error:
+        raise dg.RetryRequested(max_retries=retries_max, seconds_to_wait=error.retry_after_seconds) from error
+
+
+def _host_memory_bytes_peak() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * KIBIBYTE

@@ -1,0 +1,1 @@
+"""What the verbs of `sits` do, one a file."""

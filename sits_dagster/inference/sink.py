@@ -1,0 +1,40 @@
+"""Where a partition's results go, as the user declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sits_dagster.errors import ConfigError
+
+__all__ = ["ParquetSink"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSink:
+    """A folder of Parquet files for each partition; this package owns the `part-*` files in it.
+
+    Args:
+        path: With `{partition_key}` in it (or a dimension's name, for several dimensions); absolute
+            or below the storage resource's root.
+        keep_columns: Input columns that go to the output, and to the quarantine, as they are.
+        output_schema: Schema of the decoded columns; by default that of the first results.
+        compression: Parquet codec: `"zstd"`, `"snappy"`, `"none"`, …
+
+    Example:
+        >>> ParquetSink("texts/{partition_key}", keep_columns=["line_id"]).keep_columns
+        ('line_id',)
+    """
+
+    path: str
+    keep_columns: Sequence[str] = ()
+    output_schema: pa.Schema | None = None
+    compression: str = "zstd"
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            msg = "ParquetSink needs a path."
+            raise ConfigError(msg)
+        object.__setattr__(self, "keep_columns", tuple(self.keep_columns))

@@ -1,0 +1,1 @@
+"""Typed configuration that builds adapters."""

@@ -1,0 +1,63 @@
+"""The data plane's limits as a user sets them."""
+
+import dagster as dg
+from pydantic import Field
+
+from sits_dagster.inference.policy import PipelinePolicy
+
+__all__ = ["InferenceResource"]
+
+DEFAULTS = PipelinePolicy()
+
+
+class InferenceResource(dg.ConfigurableResource[None]):
+    """Batch size, segments, threads and limits of every inference asset that uses it."""
+
+    batch_rows: int = Field(default=DEFAULTS.batch_rows, ge=1, description="Rows of a batch.")
+    segment_seconds: float = Field(
+        default=DEFAULTS.segment_seconds,
+        ge=0,
+        description="Results are committed after about this many seconds: the most that a killed run loses.",
+    )
+    encode_workers: int = Field(
+        default=DEFAULTS.encode_workers, ge=1, description="Threads that encode rows."
+    )
+    decode_workers: int = Field(
+        default=DEFAULTS.decode_workers, ge=1, description="Threads that decode outputs."
+    )
+    chunk_rows: int = Field(default=DEFAULTS.chunk_rows, ge=1, description="Rows that are encoded together.")
+    window_rows: int = Field(
+        default=DEFAULTS.window_rows,
+        ge=1,
+        description="Rows of look-ahead within which rows of like shape are batched together.",
+    )
+    queue_bytes: int = Field(
+        default=DEFAULTS.queue_bytes, ge=1, description="Bytes that may wait between two stages."
+    )
+    rows_quarantined_max: int = Field(
+        default=DEFAULTS.rows_quarantined_max,
+        ge=0,
+        description="More failed rows than this in a partition fail the run.",
+    )
+    shard_seconds_min: float = Field(
+        default=DEFAULTS.shard_seconds_min, ge=0, description="Least predicted device seconds of a shard."
+    )
+    shards_max: int = Field(default=DEFAULTS.shards_max, ge=1, description="Most shards of a partition.")
+    stall_seconds_max: float = Field(
+        default=DEFAULTS.stall_seconds_max,
+        gt=0,
+        description="A stage that waits longer than this ends the run with an error.",
+    )
+    progress_seconds: float = Field(
+        default=15.0, gt=0, description="Seconds between two progress observations in Dagster."
+    )
+    retries_max: int = Field(
+        default=3, ge=0, description="How often a step is tried again after a passing fault."
+    )
+
+    def policy(self) -> PipelinePolicy:
+        """Return the limits as the data plane takes them."""
+        own = {"progress_seconds", "retries_max"}
+        return PipelinePolicy(
+            **{name: getattr(self, name) for name in type(self).model_fields if name not in own}
+        )

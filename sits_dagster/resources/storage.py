@@ -1,0 +1,21 @@
+"""Where relative paths start."""
+
+from pathlib import Path
+
+import dagster as dg
+from pydantic import Field
+
+__all__ = ["StorageResource"]
+
+
+class StorageResource(dg.ConfigurableResource[None]):
+    """Resolves the paths of models, sources and sinks."""
+
+    root: str = Field(
+        default=".",
+        description="Folder that relative paths of models, sources and sinks start from.",
+    )
+
+    def resolve(self, path: str) -> str:
+        """Return an absolute path; an absolute one stays as it is."""
+        return str((Path(self.root) / path).absolute())
