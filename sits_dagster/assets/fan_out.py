@@ -12,11 +12,13 @@ import dagster as dg
 
 from sits_dagster.adapters.leases import LeaseCancelled
 from sits_dagster.assets.checks import check_results, check_specs, inspect_partition
-from sits_dagster.assets.job import InferenceJob, PartitionName, now_utc
+from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, now_utc
 from sits_dagster.assets.runtime import InferenceConfig, StepRuntime, partition_names, retries_transient
 from sits_dagster.assets.stop import ends_politely
+from sits_dagster.errors import DataError
 from sits_dagster.inference.inspection import Inspection
 from sits_dagster.inference.partition import PartitionPlan, partition_stats, publish_partition
+from sits_dagster.inference.pipeline import PartitionWork
 from sits_dagster.inference.stats import Progress
 from sits_dagster.resources.gpu_pool import GpuPoolResource
 from sits_dagster.resources.inference import InferenceResource
@@ -133,21 +135,23 @@ class _Steps:
 
         @dg.op(name=name, out=outs)
         def commit(
-            context: dg.OpExecutionContext,
+            context: dg.AssetExecutionContext,
             tasks: list[dict[str, Any]],
             results: list[dict[str, Any]],
             gpu_pool: GpuPoolResource,
             inference: InferenceResource,
             storage: StorageResource,
         ) -> Generator[Any]:
-            runtime = self._runtime(context, gpu_pool, inference, storage)
+            runtime = self._runtime(context.op_execution_context, gpu_pool, inference, storage)
             inspections: list[Inspection] = []
             for task in tasks:
-                metadata, inspection = _publish(runtime, task, results)
+                with retries_transient(inference.retries_max):
+                    metadata, inspection = _publish(runtime, task, results)
                 inspections.append(inspection)
                 if len(tasks) == 1:
-                    context.add_output_metadata(metadata, output_name="result")
+                    context.add_asset_metadata(metadata, asset_key=self._key)
                 else:
+                    context.add_asset_metadata(metadata, asset_key=self._key, partition_key=task["key"])
                     context.log_event(
                         dg.AssetMaterialization(self._key, partition=task["key"], metadata=metadata)
                     )
@@ -203,17 +207,37 @@ def _publish(
     published = None
     if task["epoch"] is None:
         opened = runtime.open(name, InferenceConfig())
+        if opened.plan.attempt:
+            msg = f"{name.key or 'The dataset'} was complete, but changed while the run was going on."
+            raise DataError(msg, hint="run it again.")
     else:
         opened = runtime.job.join(
             name, resolve=runtime.storage.resolve, generation=task["generation"], epoch=task["epoch"]
         )
         if opened.plan.attempt:
             published = publish_partition(
-                opened.plan.attempt, opened.work, device_seconds=progress.device_seconds, now=now_utc()
+                opened.plan.attempt,
+                _work(runtime, opened),
+                device_seconds=progress.device_seconds,
+                now=now_utc(),
             )
     plan = _as_planned(opened.plan, task, sum(p["progress"].rows_done for p in mine))
     stats = partition_stats(plan, published, progress, sum(result["carried"] for result in mine))
     return runtime.metadata(opened, stats), inspect_partition(opened)
+
+
+def _work(runtime: StepRuntime, opened: OpenPartition) -> PartitionWork:
+    """Return the work; without rows no step has asked the model yet which columns the output has."""
+    if opened.work.partition.rows:
+        return opened.work
+    work = opened.work
+    with ends_politely(runtime.context.instance, runtime.context.run_id) as stop:
+        try:
+            with runtime.engine(stop) as engine:
+                work = runtime.job.with_signature(opened, engine.signature)
+        except LeaseCancelled:
+            pass
+    return work
 
 
 def _as_planned(plan: PartitionPlan, task: Task, rows_done: int) -> PartitionPlan:

@@ -19,6 +19,9 @@ class InferenceResource(dg.ConfigurableResource[None]):
         ge=0,
         description="Results are committed after about this many seconds: the most that a killed run loses.",
     )
+    segment_rows: int = Field(
+        default=DEFAULTS.segment_rows, ge=1, description="Results are committed after at most this many rows."
+    )
     encode_workers: int = Field(
         default=DEFAULTS.encode_workers, ge=1, description="Threads that encode rows."
     )
