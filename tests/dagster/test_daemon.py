@@ -33,7 +33,9 @@ LOCATION = "definitions_under_test.py"
 CONFIG = """\
 telemetry: {enabled: false}
 concurrency: {runs: {max_concurrent_runs: 2}, pools: {granularity: op, op_granularity_run_buffer: 2}}
-compute_logs: {module: dagster._core.storage.noop_compute_log_manager, class: NoOpComputeLogManager}
+compute_logs:
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
 """
 
 BACKFILL = """
@@ -43,7 +45,9 @@ mutation($params: LaunchBackfillParams!) {
   }
 }"""
 BACKFILL_STATUS = """
-query($id: String!) { partitionBackfillOrError(backfillId: $id) { __typename ... on PartitionBackfill { status } } }
+query($id: String!) {
+  partitionBackfillOrError(backfillId: $id) { __typename ... on PartitionBackfill { status } }
+}
 """
 LAUNCH = """
 mutation($params: ExecutionParams!) {
@@ -61,6 +65,10 @@ TERMINATE = """
 mutation($id: String!) { terminateRun(runId: $id) { __typename ... on TerminateRunFailure { message } } }
 """
 STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+EVENTS = """
+query($id: ID!) {
+  logsForRun(runId: $id) { ... on EventConnection { events { ... on MessageEvent { message } } } }
+}"""
 MATERIALIZATIONS = """
 query($key: AssetKeyInput!) {
   assetNodeOrError(assetKey: $key) { ... on AssetNode {
@@ -92,7 +100,7 @@ class Deployment:
                 str(self.port),
                 "-f",
                 str(Path(__file__).with_name(LOCATION)),
-            ],  # fmt: skip
+            ],
             env={
                 **os.environ,
                 "SITS_TEST_HOME": str(home),
@@ -124,7 +132,7 @@ class Deployment:
 
     def query(self, text: str, **variables: Any) -> dict[str, Any]:
         """Return the data of a GraphQL answer."""
-        request = urllib.request.Request(  # noqa: S310 - loopback
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql",
             json.dumps({"query": text, "variables": variables}).encode(),
             {"Content-Type": "application/json"},
@@ -134,7 +142,7 @@ class Deployment:
         assert "errors" not in answer, answer
         return answer["data"]
 
-    def launch(self, day: str, **extra_tags: str) -> str:
+    def launch(self, day: str) -> str:
         """Queue a run of the asset's job; its run id."""
         tags = [
             {"key": "dagster/partition", "value": day},
@@ -186,18 +194,6 @@ class Deployment:
     def scores(self, day: str) -> pa.Table:
         parts = sorted((self.home / "scores" / day).glob("*.parquet"))
         return pa.concat_tables(pq.read_table(part) for part in parts)
-
-    def run_processes(self, run_id: str) -> list[psutil.Process]:
-        """Return the processes that work on a run."""
-        tree = psutil.Process(self._process.pid).children(recursive=True)
-        return [process for process in tree if run_id in " ".join(_command(process))]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def _free_port() -> int:
@@ -294,8 +290,7 @@ def test_a_killed_run_is_reexecuted_and_resumes(deployment: Deployment) -> None:
 
 def _pid_of(deployment: Deployment, run_id: str) -> int | None:
     """Return the process that Dagster's own event of the run's start names."""
-    text = "query($id: ID!) { logsForRun(runId: $id) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"
-    events = deployment.query(text, id=run_id)["logsForRun"]["events"]
+    events = deployment.query(EVENTS, id=run_id)["logsForRun"]["events"]
     for event in events:
         message = event.get("message") or ""
         if "run worker process" in message or "(pid: " in message:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +54,8 @@ class Runner:
         child = int(self.process.stdout.readline())
         if kill_after_seconds is not None:
             time.sleep(kill_after_seconds)
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         return int(self.process.stdout.readline())
 
     def close(self) -> None:
@@ -71,7 +70,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dagster").mkdir()
     (folder / "dagster" / "dagster.yaml").write_text(
         "telemetry: {enabled: false}\n"
-        "compute_logs: {module: dagster._core.storage.noop_compute_log_manager, class: NoOpComputeLogManager}\n"
+        "compute_logs: {module: dagster._core.storage.noop_compute_log_manager,"
+        " class: NoOpComputeLogManager}\n"
     )
     script = "from tests.dagster.definitions_under_test import make_home; make_home()"
     environment = {**os.environ, "SITS_TEST_HOME": str(folder), "PYTHONPATH": str(ROOT)}
