@@ -10,6 +10,7 @@ import dagster as dg
 
 from sits_dagster.assets.inference import build_inference_asset
 from sits_dagster.assets.schedule import build_nightly_schedule
+from sits_dagster.demo import OCR_TEXTS
 from sits_dagster.demo.data import DEFAULT_PARTITIONS, generate
 from sits_dagster.demo.model import MODEL_NAME, prepare_model
 from sits_dagster.demo.ocr import decode, encode
@@ -20,10 +21,9 @@ from sits_dagster.resources.gpu_pool import GpuPoolResource
 from sits_dagster.resources.inference import InferenceResource
 from sits_dagster.resources.storage import StorageResource
 
-__all__ = ["DEMO_HOME", "OCR_TEXTS", "defs"]
+__all__ = ["DEMO_HOME", "defs"]
 
 DEMO_HOME = Path(os.environ.get("SITS_DEMO_HOME", ".sits")).absolute()
-OCR_TEXTS = "ocr_texts"
 
 DAYS = dg.DailyPartitionsDefinition(DEFAULT_PARTITIONS[0], end_date="2026-01-04")
 
@@ -55,7 +55,11 @@ ocr_texts = build_inference_asset(
 
 defs = dg.Definitions(
     assets=[text_lines, text_recogniser, ocr_texts],
-    jobs=[dg.define_asset_job("demo", [ocr_texts], executor_def=dg.in_process_executor)],
+    jobs=[
+        dg.define_asset_job(
+            "demo", [text_lines, text_recogniser, ocr_texts], executor_def=dg.in_process_executor
+        )
+    ],
     schedules=[build_nightly_schedule([ocr_texts], at="02:00", deadline="06:00")],
     resources={
         "gpu_pool": GpuPoolResource(),

@@ -7,14 +7,17 @@ import hashlib
 import os
 import struct
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from sits_dagster.errors import ConfigError, StorageError
 
-__all__ = ["FileCounter", "LocalStore", "storage_errors"]
+__all__ = ["FileCounter", "LocalStore", "in_folder", "storage_errors"]
 
+T = TypeVar("T")
+FOLDER_TRIES_MAX = 100
 TEMPORARY_FOLDER = "_sits/temporary"
 COUNTER = struct.Struct("<q")
 NO_ROOM = {
@@ -34,7 +37,7 @@ def storage_errors(action: str, path: str | Path) -> Generator[None]:
     """
     try:
         yield
-    except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         msg = f"Cannot {action} {str(path)!r}: {error.strerror}."
         raise ConfigError(msg, hint="give the run a folder that it may write.") from error
     except OSError as error:
@@ -44,6 +47,20 @@ def storage_errors(action: str, path: str | Path) -> Generator[None]:
         reason = NO_ROOM.get(error.errno or 0, error.strerror or str(error))
         msg = f"Cannot {action} {str(path)!r}: {reason}."
         raise StorageError(msg, hint="make room and run again: what was committed stays.") from error
+
+
+def in_folder(folder: Path, action: Callable[[], T]) -> T:
+    """Make a folder durably and act in it; again where a rival removed it in between, since it was empty."""
+    for _ in range(FOLDER_TRIES_MAX):
+        try:
+            _make_folder(folder)
+            return action()
+        except FileNotFoundError:
+            continue
+        except FileExistsError:
+            if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+                raise
+    return action()
 
 
 class LocalStore:
@@ -87,46 +104,39 @@ class LocalStore:
         with storage_errors("create", target):
             temporary = self._write_temporary(data)
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
+                is_new = in_folder(target.parent, lambda: _link(temporary, target))
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_folder(target.parent)
-        return True
+            if is_new:
+                _sync_folder(target.parent)
+        return is_new
 
     def replace(self, path: str, data: bytes) -> None:
         """Write a file wholly and durably, over an older one."""
         target = self.root / path
         with storage_errors("write", target):
             temporary = self._write_temporary(data)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.replace(target)
+            try:
+                in_folder(target.parent, lambda: temporary.replace(target))
+            finally:
+                temporary.unlink(missing_ok=True)
             _sync_folder(target.parent)
 
     def move(self, source: str, target: str) -> bool:
-        """Rename a file over whatever has the name; `False` where it is gone."""
-        with storage_errors("move", self.root / target):
-            (self.root / target).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                (self.root / source).replace(self.root / target)
-            except FileNotFoundError:
-                return False
-            _sync_folder((self.root / target).parent)
-        return True
+        """Rename a file over whatever has the name; `False` where it is gone. Empty folders go with it."""
+        old, new = self.root / source, self.root / target
+        with storage_errors("move", new):
+            is_moved = in_folder(new.parent, lambda: _rename(old, new))
+            if is_moved:
+                _sync_folder(new.parent)
+                self._prune(Path(source).parent)
+        return is_moved
 
     def delete(self, path: str) -> None:
-        """Remove a file, and its folder inside the control folder when that is empty then."""
+        """Remove a file, and its folder when that is this package's and empty then."""
         with storage_errors("delete", self.root / path):
             (self.root / path).unlink(missing_ok=True)
-            folder = Path(path).parent
-            while len(folder.parts) > 1 or str(folder).startswith("_"):
-                try:
-                    (self.root / folder).rmdir()
-                except OSError:
-                    return
-                folder = folder.parent
+            self._prune(Path(path).parent)
 
     def sha256(self, path: str) -> str:
         """Return the digest of a file's bytes, read in blocks."""
@@ -136,8 +146,17 @@ class LocalStore:
     def counter(self, path: str) -> FileCounter:
         """Begin a number in a file."""
         with storage_errors("create", self.root / path):
-            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-            return FileCounter(self.root / path)
+            target = self.root / path
+            return in_folder(target.parent, lambda: FileCounter(target))
+
+    def _prune(self, folder: Path) -> None:
+        """Remove a folder of this package and those above it while they are empty."""
+        while str(folder).startswith("_"):
+            try:
+                (self.root / folder).rmdir()
+            except OSError:  # it is not empty, or a rival was quicker
+                return
+            folder = folder.parent
 
     def _add(self, entry: os.DirEntry[str], found: dict[str, int]) -> None:
         try:
@@ -181,8 +200,40 @@ class FileCounter:
         os.close(self._descriptor)
 
 
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _rename(source: Path, target: Path) -> bool:
+    try:
+        source.replace(target)
+    except FileNotFoundError:
+        if source.exists():
+            raise  # the target's folder is gone
+        return False
+    return True
+
+
+def _make_folder(folder: Path) -> None:
+    missing: list[Path] = []
+    for ancestor in (folder, *folder.parents):
+        if ancestor.is_dir():
+            break
+        missing.append(ancestor)
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync_folder(made.parent)
+
+
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # a rival removed it again
+        return
     try:
         os.fsync(descriptor)
     finally:

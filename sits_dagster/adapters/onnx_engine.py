@@ -19,7 +19,7 @@ import numpy as np
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, SitsError
 from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSignature, TensorSpec
-from sits_dagster.models.model import model_digest
+from sits_dagster.models.model import model_files
 
 __all__ = ["OnnxEngine", "is_out_of_memory", "load_runtime"]
 
@@ -111,7 +111,7 @@ class OnnxEngine:
             raise self._translate(error, rows) from error
         self._should_shrink = False
         return {
-            name: array[:rows] if fixed else array
+            name: array[:rows] if fixed and array.ndim else array
             for name, array in zip(self._names, map(_as_array, outputs, self._names), strict=True)
         }
 
@@ -228,9 +228,7 @@ def _cuda_provider(device: Device) -> tuple[str, Mapping[str, str]]:
 
 
 def _check_weights(model: Path, device: Device) -> None:
-    if not model.is_file():
-        model_digest(model)  # raises the error that names the remedy
-    size = model.stat().st_size
+    size = sum(file.stat().st_size for file in model_files(model))
     limit = device.memory_bytes_limit
     if size >= limit:
         # The arena does not check weights against its limit, and beyond it no longer limits anything.

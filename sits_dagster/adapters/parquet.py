@@ -6,13 +6,14 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sits_dagster.adapters.object_store import storage_errors
+from sits_dagster.adapters.object_store import in_folder, storage_errors
 from sits_dagster.errors import ConfigError, DataError, StorageError
 from sits_dagster.inference.dataset import Chunk, InputFile, PartitionInput, unify_types
 from sits_dagster.inference.store import PartFile
@@ -84,6 +85,7 @@ class ParquetReader:
         left = last - first
         names = self._partition.schema.names
         try:
+            _check_unchanged(file)
             # Buffered reading bounds the memory of a huge row group to the pages at hand.
             with pq.ParquetFile(file.path, buffer_size=BUFFER_BYTES, pre_buffer=False) as parquet:
                 rows_max = _rows_within(bytes_max, parquet.metadata, groups)
@@ -98,6 +100,7 @@ class ParquetReader:
                     left -= batch.num_rows
                     if batch.num_rows:
                         yield self._conform(batch)
+            _check_unchanged(file)
         except READ_ERRORS as error:
             msg = f"{file.path!r} cannot be read: {error}"
             raise DataError(msg, hint="write the file again, or take it out of the partition.") from error
@@ -149,8 +152,7 @@ class ParquetPartWriter:
         self._target = root / path
         self._rows = 0
         with storage_errors("create", self._target):
-            self._target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _DigestingFile(self._target)
+            self._file = in_folder(self._target.parent, lambda: _DigestingFile(self._target))
         self._writer = pq.ParquetWriter(self._file, schema, compression=compression)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -179,6 +181,7 @@ class _DigestingFile:
         self._file = path.open("wb")
         self._sha256 = hashlib.sha256()
         self._size_bytes = 0
+        self._is_discarded = False
         self.closed = False
 
     @property
@@ -187,6 +190,8 @@ class _DigestingFile:
 
     def write(self, data: bytes) -> int:
         view = memoryview(data)
+        if self._is_discarded:  # Parquet's writer sends a footer when it is destroyed
+            return view.nbytes
         self._sha256.update(view)
         self._size_bytes += view.nbytes
         return self._file.write(view)
@@ -211,11 +216,9 @@ class _DigestingFile:
         return self._size_bytes
 
     def discard(self) -> None:
-        self.closed = True
-        try:
+        self._is_discarded = True
+        with suppress(OSError):  # the disk may be full; the file is removed anyway
             self._file.close()
-        except OSError:  # the disk may be full; the file is removed anyway
-            return
 
 
 def _data_files(path: str) -> list[str]:
@@ -256,6 +259,13 @@ def _scan_file(path: str) -> tuple[InputFile, pa.Schema]:
     rows = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     file = InputFile(path=path, size_bytes=stat.st_size, version=str(stat.st_mtime_ns), row_group_rows=rows)
     return file, schema
+
+
+def _check_unchanged(file: InputFile) -> None:
+    stat = os.stat(file.path)  # noqa: PTH116 - of the string path, once a file
+    if (stat.st_size, str(stat.st_mtime_ns)) != (file.size_bytes, file.version):
+        msg = f"{file.path!r} has changed since the partition was scanned."
+        raise DataError(msg, hint="do not write into a partition while it is processed; run again.")
 
 
 def _unify(

@@ -16,8 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sits_dagster.demo.data import DEFAULT_PARTITIONS, generate
-from sits_dagster.demo.model import prepare_model
+from sits_dagster.demo import OCR_TEXTS
+from sits_dagster.demo.data import DEFAULT_PARTITIONS
 from sits_dagster.demo.ocr import character_error_rate
 
 __all__ = ["run_demo"]
@@ -53,8 +53,6 @@ def run_demo(home: Path, *, say: Callable[[str], None], as_json: bool) -> dict[s
         `partitions`, `rows` (read), `rows_written`, `rows_recomputed` and `character_error_rate`.
     """
     say(f"Demo in {home}")
-    generate(home)
-    prepare_model(home)
     job = _job(say)
     with dg.DagsterInstance.from_config(str(_instance_folder(home))) as instance:
         partitions = [_materialise(job, instance, key, say) for key in DEFAULT_PARTITIONS]
@@ -114,8 +112,8 @@ def _materialise(
         )
     except DagsterExecutionInterruptedError as error:
         raise KeyboardInterrupt from error
-    [event] = [e for e in result.get_asset_materialization_events() if e.partition == key]
-    values = {name: value.value for name, value in event.materialization.metadata.items()}
+    [event] = result.asset_materializations_for_node(OCR_TEXTS)
+    values = {name: value.value for name, value in event.metadata.items()}
     return {
         "key": key,
         "rows": values["sits/rows_read"],

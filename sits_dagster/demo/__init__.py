@@ -1,1 +1,5 @@
-"""A complete example: reading lines of printed text with PP-OCRv5 over partitioned Parquet files."""
+"""The demo: text lines rendered to images and read again by a real OCR model."""
+from __future__ import annotations
+
+OCR_TEXTS = "ocr_texts"
+"""Name of the demo's inference asset."""

@@ -7,14 +7,14 @@ Files become visible only after their commit, so a rival's files never are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sits_dagster.errors import CommitConflictError, InvariantError, StorageError
 from sits_dagster.inference.checkpoint import (
-    QUARANTINE_FOLDER,
     SUCCESS_FILE,
     Commit,
     Names,
@@ -38,6 +38,7 @@ from sits_dagster.inference.store import Store
 
 __all__ = ["Attempt", "join_attempt", "open_attempt", "settle"]
 
+OPEN_TRIES_MAX = 10
 EPOCH_TRIES_MAX = 100
 INSTANCES_MAX = 10_000
 
@@ -76,8 +77,13 @@ class Attempt:
             CommitConflictError: A newer attempt is at work, or another one committed the segment.
         """
         self.check_not_fenced()
+        with self._rivals_named():
+            self._commit(commit)
+        return commit
+
+    def _commit(self, commit: Commit) -> None:
         path = self.names.commit(commit.shard, commit.row_start)
-        if not self.store.create(path, commit.dump()) and not self._replace_damaged(path, commit):
+        if not self.store.create(path, commit.dump()) and not self._replace_older(path, commit):
             winner = load_commit(self.store.read(path))
             raise CommitConflictError(self._lost_to(winner.epoch if winner else None, commit))
         for file in commit.files:
@@ -85,16 +91,23 @@ class Attempt:
             is_moved = self.store.move(self.names.staged(self.epoch, file.path), file.path)
             if not is_moved and self.store.list("").get(file.path) != file.size_bytes:
                 raise CommitConflictError(self._lost_to(_epoch_newest(self.store), commit))
-        return commit
 
-    def _replace_damaged(self, path: str, commit: Commit) -> bool:
-        """Take the place of an older attempt's record whose files never became visible."""
-        winner = load_commit(self.store.read(path))
-        sizes = self.store.list("")
-        if winner and (winner.epoch >= self.epoch or is_whole(self.store, self.generation, winner, sizes)):
+    def _replace_older(self, path: str, commit: Commit) -> bool:
+        """Take the place of a record that is damaged, or that an older attempt made since this was opened.
+
+        The older attempt is fenced and stops; the rows are computed here anyway, maybe with another border.
+        """
+        older = load_commit(self.store.read(path))
+        if older and older.epoch >= self.epoch:
             return False
+        self.check_not_fenced()
         self.store.delete(path)
-        return self.store.create(path, commit.dump())
+        if not self.store.create(path, commit.dump()):
+            return False
+        for file in older.files if older else ():
+            # It may be about to move them over this attempt's files.
+            self.store.delete(self.names.staged(older.epoch if older else 0, file.path))
+        return True
 
     def check_not_fenced(self) -> None:
         """Return while this is the newest attempt.
@@ -114,6 +127,10 @@ class Attempt:
             StorageError: Segments are missing; running again computes them.
         """
         self.check_not_fenced()
+        with self._rivals_named():
+            return self._publish(now, summary)
+
+    def _publish(self, now: datetime, summary: Mapping[str, Any]) -> Generation:
         commits, _ = valid_commits(self.store, self.generation)
         if any(
             remaining_ranges(s, (c.range for c in commits if c.shard == s.index))
@@ -131,11 +148,28 @@ class Attempt:
             "commits": [asdict(c) for c in commits],
             "summary": dict(summary),
         }
-        if not self.store.create(self.names.outcome, dump_json(manifest)):
-            raise CommitConflictError(self._lost_to(_epoch_newest(self.store), None))
         published = replace(self.generation, outcome=PUBLISHED, epoch=self.epoch, commits=commits)
+        if not self.store.create(self.names.outcome, dump_json(manifest)):
+            self.check_not_fenced()
+            ended = read_generation(self.store, self.names)
+            if ended and not ended.outcome:  # the object is there, but damaged
+                self.store.replace(self.names.outcome, dump_json(manifest))
+                ended = published
+            if ended is None or ended.outcome != PUBLISHED or ended.epoch > self.epoch:
+                raise CommitConflictError(self._lost_to(ended.epoch if ended else None, None))
+            # An older attempt did it while this one was opened: the same rows, from the same commits.
+            published = ended
         tidy(self.store, published, epoch=self.epoch)
         return published
+
+    @contextmanager
+    def _rivals_named(self) -> Generator[None]:
+        """Say who took over where a newer attempt removed what this one was about to use."""
+        try:
+            yield
+        except StorageError:
+            self.check_not_fenced()
+            raise
 
     def _lost_to(self, epoch: int | None, commit: Commit | None) -> str:
         owner = _owner(self.store, epoch) if epoch else "an unknown attempt"
@@ -168,25 +202,28 @@ def open_attempt(
         now: Wall-clock time, with a time zone.
         token: Asks for everything to be computed again, once for each token.
     """
-    generations = read_generations(store)
-    same = [g for g in generations if g.fingerprint == fingerprint and (not token or g.token == token)]
-    unfinished = [g for g in same if not g.outcome]
-    notes = _explain(generations, fingerprint, token=token)
-    if unfinished:
-        generation = max(unfinished, key=lambda g: g.instance)
+    for _ in range(OPEN_TRIES_MAX):
+        generation, notes = _choose(store, fingerprint, shards=shards, rows=rows, token=token)
+        store.delete(SUCCESS_FILE)
+        epoch = _register(store, generation, owner, now)
+        found = read_generation(store, generation.names)
+        if found and found.outcome != RETIRED:
+            break
+        # A rival published something else before this attempt was registered.
     else:
-        generation = _begin(store, generations, fingerprint, shards=shards, rows=rows, token=token)
-        _adopt(store, generation, current_generation(same))
-    store.delete(SUCCESS_FILE)
-    epoch = _register(store, generation, owner, now)
+        msg = f"Other attempts ended generation {fingerprint.digest} again and again while it was opened."
+        raise CommitConflictError(msg)
     commits, damaged = valid_commits(store, generation)
-    for path in damaged:
-        store.delete(path)
-        notes = (
-            *notes,
-            f"Checkpoint {path} is damaged or its files are gone: that segment is computed again.",
-        )
-    _remove_leftovers(store, generation, commits, epoch)
+    # They are replaced by the commits to come, or removed when those are published. Nothing that a newer
+    # attempt may have committed meanwhile is touched here: this one may be a sleeper that wakes up.
+    notes = (
+        *notes,
+        *(
+            f"Checkpoint {path} is damaged or its files are gone: that segment is computed again."
+            for path in damaged
+        ),
+    )
+    _remove_staged(store, generation, epoch)
     return Attempt(store=store, generation=generation, epoch=epoch, commits=commits, notes=notes)
 
 
@@ -204,10 +241,29 @@ def join_attempt(store: Store, generation: str, epoch: int) -> Attempt:
     return Attempt(store=store, generation=found, epoch=epoch, commits=commits)
 
 
+def _choose(
+    store: Store, fingerprint: Fingerprint, *, shards: Sequence[Shard], rows: int, token: str
+) -> tuple[Generation, tuple[str, ...]]:
+    """Return the generation to work on, resumed or begun, and what there is to say about it."""
+    generations = read_generations(store)
+    notes = _explain(generations, fingerprint, token=token)
+    same = [g for g in generations if g.fingerprint == fingerprint and (not token or g.token == token)]
+    unfinished = [g for g in same if not g.outcome]
+    if unfinished:
+        return max(unfinished, key=lambda g: g.instance), notes
+    published = current_generation(same)
+    if published:
+        # The plan of a published output is kept, so that its whole segments fit into the new one.
+        shards = published.shards
+    generation = _begin(store, generations, fingerprint, shards=shards, rows=rows, token=token)
+    _adopt(store, generation, published)
+    return generation, notes
+
+
 def settle(store: Store, complete: Generation, *, owner: str, now: datetime) -> None:
     """Remove what interrupted runs left beside a complete output; their late commits fail from now on."""
     kept = {file.path for commit in complete.commits for file in commit.files}
-    kept |= {complete.names.plan, complete.names.outcome, Names.epoch(complete.epoch), SUCCESS_FILE}
+    kept |= {complete.names.plan, complete.names.outcome, Names.epoch(_epoch_newest(store)), SUCCESS_FILE}
     kept |= {complete.names.commit(c.shard, c.row_start) for c in complete.commits}
     listing = store.list("")
     if SUCCESS_FILE not in listing or any(Names.is_ours(path) and path not in kept for path in listing):
@@ -230,16 +286,19 @@ def tidy(store: Store, published: Generation, *, epoch: int) -> None:
     for other in others:
         retired = dump_json({"outcome": RETIRED, "epoch": epoch})
         if not other.outcome and not store.create(other.names.outcome, retired):
-            return
-    control = (published.names.commits, published.names.plan, published.names.outcome, Names.epoch(epoch))
+            ended = read_generation(store, other.names)
+            if ended and ended.epoch > epoch:
+                return
+    kept |= {published.names.plan, published.names.outcome, Names.epoch(epoch)}
+    kept |= {published.names.commit(c.shard, c.row_start) for c in published.commits}
     for path in listing:
-        if Names.is_ours(path) and path not in kept and not path.startswith(control):
+        if Names.is_ours(path) and path not in kept:
             store.delete(path)
     summary = {
         "generation": published.name,
         "rows_written": sum(c.rows_written for c in published.commits),
         "rows_quarantined": sum(c.rows_quarantined for c in published.commits),
-        "files": len(kept),
+        "files": sum(len(c.files) for c in published.commits),
     }
     store.replace(SUCCESS_FILE, dump_json(summary))
 
@@ -266,8 +325,7 @@ def _begin(
             continue
         begun = Generation(name=name, fingerprint=fingerprint, rows=rows, shards=tuple(shards), token=token)
         # A rival may have begun it at this moment; it is shared then, unless its plan is damaged.
-        if store.create(begun.names.plan, dump_json(plan)):
-            return begun
+        store.create(begun.names.plan, dump_json(plan))
         shared = read_generation(store, begun.names)
         if shared and not shared.outcome:
             return shared
@@ -305,16 +363,11 @@ def _adopt(store: Store, generation: Generation, published: Generation | None) -
             store.create(generation.names.commit(commit.shard, commit.row_start), commit.dump())
 
 
-def _remove_leftovers(store: Store, generation: Generation, commits: Iterable[Commit], epoch: int) -> None:
-    """Remove what older attempts staged and never committed, and parts of commits that were given up."""
-    kept = {file.path for commit in commits for file in commit.files}
+def _remove_staged(store: Store, generation: Generation, epoch: int) -> None:
+    """Remove what older attempts staged and never committed."""
     prefix = generation.names.folder
     for path in store.list(f"{prefix}/staging"):
         if int(path.removeprefix(f"{prefix}/staging/").split("/")[0]) < epoch:
-            store.delete(path)
-    mine = (f"part-{generation.names.prefix}-", f"{QUARANTINE_FOLDER}/rows-{generation.names.prefix}-")
-    for path in store.list(""):
-        if path.startswith(mine) and path not in kept:
             store.delete(path)
 
 

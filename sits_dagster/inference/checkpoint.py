@@ -23,7 +23,7 @@ CONTROL_FOLDER = "_sits"
 QUARANTINE_FOLDER = "_quarantine"
 SUCCESS_FILE = "_SUCCESS"
 RECORD_BYTES_MAX = 1 << 20
-VISIBLE_FILE = re.compile(rf"(part|{QUARANTINE_FOLDER}/rows)-[0-9a-f]{{8}}-\d{{4}}-\d{{5}}-\d{{12}}\.\w+")
+VISIBLE_FILE = re.compile(rf"(part|{QUARANTINE_FOLDER}/rows)-\d{{5}}-\d{{12}}-[0-9a-f]{{8}}-\d{{4}}\.\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,20 @@ class Names:
         return f"{self.folder}/staging/{epoch:08d}/{path}"
 
     @property
-    def prefix(self) -> str:
-        """What the names of its visible files have in common."""
+    def mark(self) -> str:
+        """What tells its visible files from those of other generations.
+
+        It comes behind the row in names: an output that was mended is in input order by name, too.
+        """
         return f"{self.generation[:8]}-{self.generation[-4:]}"
 
     def part(self, shard: int, row_start: int, suffix: str) -> str:
         """A committed part, where plain readers see it."""
-        return f"part-{self.prefix}-{shard:05d}-{row_start:012d}{suffix}"
+        return f"part-{shard:05d}-{row_start:012d}-{self.mark}{suffix}"
 
     def quarantine(self, shard: int, row_start: int, suffix: str) -> str:
         """A committed file of quarantined rows."""
-        return f"{QUARANTINE_FOLDER}/rows-{self.prefix}-{shard:05d}-{row_start:012d}{suffix}"
+        return f"{QUARANTINE_FOLDER}/rows-{shard:05d}-{row_start:012d}-{self.mark}{suffix}"
 
     @staticmethod
     def is_ours(path: str) -> bool:
@@ -169,6 +172,9 @@ class Commit:
 def load_commit(data: bytes) -> Commit | None:
     """Return the record, or `None` when it is truncated, altered or not a record."""
     try:
+        # A damaged header may claim any size, and that much memory would be asked for.
+        if zstandard.frame_content_size(data) > RECORD_BYTES_MAX:
+            return None
         body = load_json(zstandard.decompress(data, max_output_size=RECORD_BYTES_MAX))
         if body is None:
             return None

@@ -5,19 +5,25 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 from collections.abc import Callable
-from types import FunctionType
+from contextlib import suppress
+from types import CodeType, FunctionType, ModuleType
+from typing import cast
 
 __all__ = ["code_digest"]
 
 DEPTH_MAX = 8
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+CONSTANTS = (bool, int, float, str, bytes, tuple, type(None))
 
 
 def code_digest(function: Callable[..., object]) -> str:
-    """Return a SHA-256 that changes when the function's source, closure or same-package callees change.
+    """Return a SHA-256 that changes when the function's source, values or same-package callees change.
 
-    Values of a closure or of `functools.partial` count by their `repr`; what has no source counts by
-    its bytecode. Other packages' code does not count.
+    Values are those of its closure, of `functools.partial` and of the plain constants of its module;
+    they count by their `repr`, without memory addresses. What has no source counts by its bytecode.
+    Other packages' code does not count.
     """
     digest = hashlib.sha256()
     _add(function, digest.update, seen=set(), depth=0)
@@ -29,7 +35,8 @@ def _add(function: object, update: Callable[[bytes], None], *, seen: set[int], d
         return
     seen.add(id(function))
     if isinstance(function, functools.partial):
-        update(repr((function.args, sorted(function.keywords.items()))).encode())
+        for value in (*function.args, *sorted(function.keywords.items())):
+            _add_value(value, update, seen=seen, depth=depth)
         _add(function.func, update, seen=seen, depth=depth)
         return
     function = inspect.unwrap(function) if callable(function) else function
@@ -42,16 +49,32 @@ def _add(function: object, update: Callable[[bytes], None], *, seen: set[int], d
         return
     update(_source(function))
     package = function.__module__.split(".")[0]
-    for name in sorted(function.__code__.co_names):
-        called = function.__globals__.get(name)
-        if isinstance(called, FunctionType) and called.__module__.split(".")[0] == package:
-            _add(called, update, seen=seen, depth=depth + 1)
+    for name in sorted(_names(function.__code__)):
+        used = function.__globals__.get(name)
+        if isinstance(used, FunctionType) and used.__module__.split(".")[0] == package:
+            _add(used, update, seen=seen, depth=depth + 1)
+        elif isinstance(used, CONSTANTS):
+            update(f"{name}={used!r}".encode())
     for cell in function.__closure__ or ():
-        value = cell.cell_contents
-        if isinstance(value, FunctionType):
-            _add(value, update, seen=seen, depth=depth + 1)
-        elif isinstance(value, (bool, int, float, str, bytes, tuple, type(None))):
-            update(repr(value).encode())
+        with suppress(ValueError):  # a cell may still be empty
+            _add_value(cell.cell_contents, update, seen=seen, depth=depth)
+
+
+def _add_value(value: object, update: Callable[[bytes], None], *, seen: set[int], depth: int) -> None:
+    if isinstance(value, (FunctionType, functools.partial)):
+        _add(value, update, seen=seen, depth=depth + 1)
+    elif isinstance(value, ModuleType):
+        update(value.__name__.encode())  # its repr has a path
+    elif isinstance(value, (set, frozenset)):
+        update(repr(sorted(map(repr, cast("set[object]", value)))).encode())  # their order is random
+    else:
+        update(ADDRESS.sub("", repr(value)).encode())
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the global names that the code and the functions and comprehensions inside of it use."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _source(function: FunctionType) -> bytes:
@@ -59,4 +82,4 @@ def _source(function: FunctionType) -> bytes:
         return inspect.getsource(function).encode()
     except (OSError, TypeError):
         code = function.__code__
-        return code.co_code + repr(code.co_consts).encode()
+        return code.co_code + ADDRESS.sub("", repr(code.co_consts)).encode()

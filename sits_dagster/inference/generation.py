@@ -153,7 +153,24 @@ def valid_commits(store: Store, generation: Generation) -> tuple[tuple[Commit, .
             valid.append(commit)
         else:
             damaged.append(path)
-    return tuple(sorted(valid, key=lambda c: (c.shard, c.row_start))), tuple(damaged)
+    newest, older = _without_overlaps(valid)
+    return newest, (*damaged, *(generation.names.commit(c.shard, c.row_start) for c in older))
+
+
+def _without_overlaps(commits: Iterable[Commit]) -> tuple[tuple[Commit, ...], tuple[Commit, ...]]:
+    """Return commits that share no row, in row order, and what was left out; the newest attempts' stay."""
+    kept: list[Commit] = []
+    left_out: list[Commit] = []
+    for commit in sorted(commits, key=lambda c: (c.shard, c.row_start)):
+        last = kept[-1] if kept else None
+        if last is None or last.shard != commit.shard or last.row_end <= commit.row_start:
+            kept.append(commit)
+        elif last.epoch < commit.epoch:
+            left_out.append(last)
+            kept[-1] = commit
+        else:
+            left_out.append(commit)
+    return tuple(kept), tuple(left_out)
 
 
 def is_whole(store: Store, generation: Generation, commit: Commit, sizes: Mapping[str, int]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sits_dagster.errors import StorageError
 from sits_dagster.inference.checkpoint import SUCCESS_FILE, Commit, Names
 from sits_dagster.inference.generation import Generation, current_generation, read_generations, valid_commits
 from sits_dagster.inference.shards import remaining_ranges
@@ -71,7 +72,8 @@ def inspect_output(
     sizes = store.list("")
     files = [file for commit in commits for file in commit.files]
     damaged = [fault for file in files if (fault := _fault(file, sizes.get(file.path), sha256_of))]
-    sound = [file for file in files if not _fault(file, sizes.get(file.path), None)]
+    sound = [file for file in files if not _fault(file, sizes.get(file.path), sha256_of)]
+    found = {file: _rows_or_fault(file, rows_of) for file in sound}
     return Inspection(
         generation=generation,
         is_complete=current is not None,
@@ -81,9 +83,9 @@ def inspect_output(
         rows_quarantined=sum(c.rows_quarantined for c in commits),
         digest=commits[-1].digest if commits else "",
         incomplete=tuple(_missing(generation, commits)),
-        duplicated=(*_overlaps(commits), *_other_rows(sound, rows_of)),
+        duplicated=(*_overlaps(commits), *_other_rows(found)),
         orphans=_orphans(store, files),
-        damaged=tuple(damaged),
+        damaged=(*damaged, *(fault for fault in found.values() if isinstance(fault, str))),
     )
 
 
@@ -133,11 +135,18 @@ def _overlaps(commits: tuple[Commit, ...]) -> list[str]:
     ]
 
 
-def _other_rows(files: list[PartFile], rows_of: Callable[[str], int]) -> list[str]:
+def _rows_or_fault(file: PartFile, rows_of: Callable[[str], int]) -> int | str:
+    try:
+        return rows_of(file.path)
+    except StorageError as error:
+        return error.message
+
+
+def _other_rows(found: Mapping[PartFile, int | str]) -> list[str]:
     return [
         f"{file.path} has {rows} rows instead of {file.rows}."
-        for file in files
-        if (rows := rows_of(file.path)) != file.rows
+        for file, rows in found.items()
+        if isinstance(rows, int) and rows != file.rows
     ]
 
 

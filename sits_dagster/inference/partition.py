@@ -182,7 +182,9 @@ def partition_stats(
 
 
 def _commit_empty_part(attempt: Attempt, work: PartitionWork, now: datetime) -> None:
-    kept = [work.partition.schema.field(name) for name in work.columns_kept]
+    # A folder without files knows no columns.
+    known = work.partition.schema
+    kept = [known.field(name) for name in work.columns_kept if name in known.names]
     schema = pa.schema([*kept, *(work.output_schema or ())])
     path = attempt.names.part(0, 0, work.part_format.suffix)
     written = work.part_format.open(attempt.names.staged(attempt.epoch, path), schema).close()

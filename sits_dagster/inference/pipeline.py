@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from sits_dagster.inference.shards import RowRange, Shard
 from sits_dagster.inference.sizing import BatchSizer
 from sits_dagster.inference.stats import Progress
 from sits_dagster.inference.store import PartFormat
+from sits_dagster.inference.workers import WorkerPool
 from sits_dagster.inference.writer import Arrival, Message, SegmentBegin, SegmentEnd, SegmentWriter
 from sits_dagster.models.model import Padding
 
@@ -44,7 +46,8 @@ JOIN_SECONDS = 5.0
 SWITCH_SECONDS = 0.0005
 
 T = TypeVar("T")
-_Encoded: TypeAlias = "Future[tuple[EncodedChunk, DecodedBatch | None]] | tuple[Shard, RowRange]"
+_Chunk: TypeAlias = tuple[EncodedChunk, DecodedBatch | None]
+_Encoded: TypeAlias = "Future[_Chunk] | tuple[Shard, RowRange]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
     stages = _Stages(policy)
     counter = attempt.store.counter(f"{attempt.names.progress}/{attempt.epoch:08d}-{shards[0].index:05d}")
     counter.set(len(carried))
-    pool = ThreadPoolExecutor(policy.encode_workers, thread_name_prefix="sits-encode")
+    pool = WorkerPool[_Chunk]("sits-encode", workers=policy.encode_workers)
     stages.start("read", lambda: _read(ranges, work, engine, carried, policy, pool, stages))
     stages.start("pack", lambda: _pack(packer, writer, policy, work.columns_kept, stages))
     decoders = [
@@ -149,9 +152,10 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
         stages.fail(error)
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        stages.finish(decoders, writer)
+        stages.encoded.close()
+        pool.close()
         counter.close()
+        stages.finish(decoders, writer)
     return is_done
 
 
@@ -217,7 +221,7 @@ class _Stages:
         # A stage that works on is waited for; one that hangs is left behind, since threads cannot be killed.
         waits_max = max(1, round(self._wait_seconds_max / JOIN_SECONDS))
         for _ in range(waits_max):
-            thread.join(JOIN_SECONDS)
+            thread.join(min(JOIN_SECONDS, self._wait_seconds_max))
             if not thread.is_alive() or self._error:
                 return
         self.fail(StallError(f"The stage {thread.name} did not end within {self._wait_seconds_max:g} s."))
@@ -229,12 +233,12 @@ def _read(
     engine: Engine,
     carried: Carried,
     policy: PipelinePolicy,
-    pool: ThreadPoolExecutor,
+    pool: WorkerPool[_Chunk],
     stages: _Stages,
 ) -> None:
     """Read chunks and hand each to an encoding thread; the futures keep the order."""
 
-    def encode(chunk: Chunk) -> tuple[EncodedChunk, DecodedBatch | None]:
+    def encode(chunk: Chunk) -> _Chunk:
         is_done, known = carried.of(chunk)
         return (
             encode_chunk(
@@ -249,7 +253,7 @@ def _read(
             row_range.row_start, row_range.row_end, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes
         )
         for chunk in chunks:
-            stages.encoded.put(pool.submit(encode, chunk), chunk.rows.nbytes)
+            stages.encoded.put(pool.submit(partial(encode, chunk)), chunk.rows.nbytes)
     stages.encoded.end()
 
 
@@ -327,11 +331,11 @@ def _items(queue: ByteQueue[T]) -> Iterator[T]:
             yield item
 
 
-def _result(
-    future: Future[tuple[EncodedChunk, DecodedBatch | None]], seconds_max: float
-) -> tuple[EncodedChunk, DecodedBatch | None]:
+def _result(future: Future[_Chunk], seconds_max: float) -> _Chunk:
     try:
         return future.result(seconds_max)
+    except CancelledError as error:
+        raise QueueClosed(str(error)) from error
     except TimeoutError as error:
         msg = f"encode took longer than {seconds_max:g} s for one chunk."
         raise StallError(msg, hint="make chunk_rows smaller or raise stall_seconds_max.") from error

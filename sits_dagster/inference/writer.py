@@ -67,7 +67,6 @@ class SegmentWriter:
         rows_quarantined_max: More than this many failed rows end the run.
         progress: Counters to keep.
         now: Wall-clock time.
-        journal: Called with the rows that this attempt has committed, after each commit.
     """
 
     def __init__(

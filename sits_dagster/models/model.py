@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sits_dagster.errors import ConfigError, ModelError
 
-__all__ = ["OnnxModel", "Padding", "model_digest"]
+__all__ = ["OnnxModel", "Padding", "model_digest", "model_files"]
 
 READ_BYTES = 1 << 20
 
@@ -87,6 +87,21 @@ def model_digest(path: str | Path) -> str:
     Raises:
         ModelError: The file, or a file it refers to, is missing or empty.
     """
+    digest = hashlib.sha256()
+    for part in model_files(path):
+        digest.update(part.name.encode() + b"\0")
+        with part.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def model_files(path: str | Path) -> tuple[Path, ...]:
+    """Return a model file and, in name order, its external data files.
+
+    Raises:
+        ModelError: The file, or a file it refers to, is missing or empty.
+    """
     model = Path(path)
     if not model.is_file():
         msg = f"Model file {str(model)!r} does not exist."
@@ -94,13 +109,7 @@ def model_digest(path: str | Path) -> str:
     if model.stat().st_size == 0:
         msg = f"Model file {str(model)!r} is empty."
         raise ModelError(msg, hint="export or copy the model again.")
-    digest = hashlib.sha256()
-    for part in (model, *_external_files(model)):
-        digest.update(part.name.encode() + b"\0")
-        with part.open("rb") as file:
-            while block := file.read(READ_BYTES):
-                digest.update(block)
-    return digest.hexdigest()
+    return (model, *_external_files(model))
 
 
 def _external_files(model: Path) -> tuple[Path, ...]:
