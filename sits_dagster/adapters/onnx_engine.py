@@ -93,6 +93,8 @@ class OnnxEngine:
         self._session: Any = self._open(threads)
         self.signature = self._read_signature()
         self._should_shrink = False
+        self._is_interrupted = False
+        self._running: Any = None
         self._names = [spec.name for spec in self.signature.outputs]
         self._batched = frozenset(spec.name for spec in self.signature.inputs if spec.is_batched)
 
@@ -105,10 +107,13 @@ class OnnxEngine:
             raise ModelError(msg)
         fixed = self.signature.batch_rows_fixed
         feeds = {n: _fill_up(a, fixed) if fixed and n in self._batched else a for n, a in inputs.items()}
+        self._running = self._run_options()
         try:
-            outputs = self._session.run(self._names, feeds, self._run_options())
+            outputs = self._session.run(self._names, feeds, self._running)
         except Exception as error:  # the runtime's errors have no common base
             raise self._translate(error, rows) from error
+        finally:
+            self._running = None
         self._should_shrink = False
         return {
             name: array[:rows] if fixed and array.ndim else array
@@ -119,6 +124,13 @@ class OnnxEngine:
         """Return the limit and, on the CPU, the process's memory: the runtime does not tell its arena's."""
         used = _resident_bytes() if self._device.kind is DeviceKind.CPU else None
         return MemorySample(bytes_used=used, bytes_limit=self._device.memory_bytes_limit)
+
+    def interrupt(self) -> None:
+        """End a call that is running, and every later one; the model may be in an endless loop."""
+        self._is_interrupted = True
+        running = self._running
+        if running is not None:
+            running.terminate = True
 
     def close(self) -> None:
         """Give the model's memory back; the engine cannot be used afterwards."""
@@ -156,10 +168,11 @@ class OnnxEngine:
         )
 
     def _run_options(self) -> Any:  # noqa: ANN401 - the runtime has no usable types
-        if not self._should_shrink:
-            return None
-        # After running out of memory the arena keeps its fragments unless a run gives them back.
         options = self._runtime.RunOptions()
+        options.terminate = self._is_interrupted
+        if not self._should_shrink:
+            return options
+        # After running out of memory the arena keeps its fragments unless a run gives them back.
         where = "cpu:0" if self._device.kind is DeviceKind.CPU else f"gpu:{self._device.ordinal}"
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", where)
         return options

@@ -4,6 +4,7 @@ Guarantees are those of the one-step form: shards commit on their own, and the a
 the first step registers fences off older ones.
 """
 
+import inspect
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,23 +41,37 @@ def build_fan_out_asset(
         job: What to do with a partition.
         key: The asset's key.
         pool: Dagster's concurrency pool of the computing steps.
-        options: Arguments of `dagster.graph_asset`.
+        options: Arguments of `dagster.graph_asset`; besides, `deps`, and `op_tags` for the computing steps.
     """
+    options = dict(options)
     steps = _Steps(job, key, options["partitions_def"])
-    plan_op = steps.plan_op(f"{name}_plan")
-    infer_op = steps.infer_op(f"{name}_infer", pool)
+    ins = _dependencies(key, options.pop("deps", None))
+    plan_op = steps.plan_op(f"{name}_plan", list(ins))
+    infer_op = steps.infer_op(f"{name}_infer", pool, options.pop("op_tags", None))
     commit_op = steps.commit_op(f"{name}_commit")
 
-    @dg.graph_asset(name=name, check_specs=check_specs(key), **options)
-    def infer() -> Any:  # noqa: ANN401 - Dagster composes it
-        partitions, shards = plan_op()
+    def infer(**after: Any) -> Any:  # noqa: ANN401 - Dagster composes it
+        partitions, shards = plan_op(**after)
         results = commit_op(partitions, shards.map(infer_op).collect())
         return {
             "result": results[0],
             **{spec.get_python_identifier(): results[i + 1] for i, spec in enumerate(check_specs(key))},
         }
 
-    return infer
+    # Dagster reads the names of a graph's inputs from the signature.
+    parameters = [inspect.Parameter(after, inspect.Parameter.KEYWORD_ONLY) for after in ins]
+    vars(infer)["__signature__"] = inspect.Signature(parameters)
+    return dg.graph_asset(name=name, ins=ins, check_specs=check_specs(key), **options)(infer)
+
+
+def _dependencies(key: dg.AssetKey, deps: Any) -> dict[str, dg.AssetIn]:  # noqa: ANN401 - what Dagster takes
+    """Return inputs that carry nothing, since a graph has no `deps` of its own."""
+    return {
+        f"after_{index}": dg.AssetIn(
+            key=dep.asset_key, partition_mapping=dep.partition_mapping, dagster_type=dg.Nothing
+        )
+        for index, dep in enumerate(dg.AssetSpec(key, deps=deps).deps)
+    }
 
 
 class _Steps:
@@ -75,10 +90,11 @@ class _Steps:
         self._key = key
         self._partitions_def = partitions_def
 
-    def plan_op(self, name: str) -> dg.OpDefinition:
+    def plan_op(self, name: str, after: Sequence[str]) -> dg.OpDefinition:
         """Return the op that registers an attempt for each partition and gives its open shards."""
+        out = {"partitions": dg.Out(), "shards": dg.DynamicOut()}
 
-        @dg.op(name=name, out={"partitions": dg.Out(), "shards": dg.DynamicOut()})
+        @dg.op(name=name, ins={name: dg.In(dg.Nothing) for name in after}, out=out)
         def plan(
             context: dg.OpExecutionContext,
             config: InferenceConfig,
@@ -111,10 +127,10 @@ class _Steps:
 
         return plan
 
-    def infer_op(self, name: str, pool: str | None) -> dg.OpDefinition:
+    def infer_op(self, name: str, pool: str | None, tags: Mapping[str, Any] | None) -> dg.OpDefinition:
         """Return the op that leases a device and computes one shard."""
 
-        @dg.op(name=name, pool=pool)
+        @dg.op(name=name, pool=pool, tags=tags)
         def infer(
             context: dg.OpExecutionContext,
             task: dict[str, Any],

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any
 
 import dagster as dg
@@ -181,8 +182,6 @@ def _run_partition(
     stats = partition_stats(opened.plan, published, progress, carried)
     done.metadata[name.key] = runtime.metadata(opened, stats)
     done.inspections.append(inspect_partition(opened))
-    if stats.rows == 0:
-        runtime.context.log.warning(f"{name.key or 'The dataset'} is empty: 0 rows were written.")
     return engine
 
 
@@ -205,6 +204,22 @@ def _check_options(
     if "retry_policy" in asset_options:
         msg = f"Asset {name!r} must not have a retry_policy: it would swallow a cancellation."
         raise ConfigError(msg, hint="passing faults are retried by InferenceResource(retries_max=…).")
-    if partitions_def is not None and "{" not in sink.path:
-        msg = f"Sink path {sink.path!r} of asset {name!r} is the same for every partition."
-        raise ConfigError(msg, hint="put {partition_key} into the path.")
+    missing = _placeholders_missing(sink.path, partitions_def)
+    if missing:
+        msg = f"Sink path {sink.path!r} of asset {name!r} is the same for several partitions."
+        raise ConfigError(msg, hint=f"put {' and '.join(missing)} into the path.")
+
+
+def _placeholders_missing(path: str, partitions_def: dg.PartitionsDefinition[str] | None) -> list[str]:
+    """Return the placeholders without which partitions would share a folder."""
+    if partitions_def is None:
+        return []
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(path)}
+    except ValueError as error:
+        msg = f"Sink path {path!r} is malformed: {error}."
+        raise ConfigError(msg, hint="write a brace that is part of the path twice.") from error
+    wanted = ["partition_key"]
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition) and "partition_key" not in names:
+        wanted = [dimension.name for dimension in partitions_def.partitions_defs]
+    return [f"{{{name}}}" for name in wanted if name not in names]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+
 from sits_dagster.adapters.object_store import LocalStore
 from sits_dagster.adapters.parquet import ParquetFormat, ParquetReader, check_separate, scan_partition
 from sits_dagster.errors import DataError, InvariantError
@@ -136,13 +138,15 @@ class InferenceJob:
         model = resolve(self.model.path)
         digest = _model_digest(model, Path(model).stat().st_mtime_ns if Path(model).exists() else 0)
         work = self._work(source, output, Path(model))
+        # Which columns are read follows from the configuration: the files alone are the input.
+        files = replace(work.partition, schema=pa.schema([]))
         return OpenPartition(
             name=name,
             output=output,
             store=LocalStore(output),
             work=work,
             fingerprint=Fingerprint(
-                input=work.partition.digest(), model=digest, configuration=self._configuration_digest()
+                input=files.digest(), model=digest, configuration=self._configuration_digest()
             ),
             plan=PartitionPlan(attempt=None, complete=None),
         )
@@ -161,6 +165,10 @@ class InferenceJob:
         kept = tuple(self.sink.keep_columns)
         is_narrow = self.source.columns is not None or self.encode is None
         partition = scan_partition(source, list(dict.fromkeys((*required, *kept))) if is_narrow else None)
+        missing = [name for name in kept if name not in partition.schema.names]
+        if missing and partition.files:
+            msg = f"Column {missing[0]!r}, which is to be kept, is missing in {source!r}."
+            raise DataError(msg, hint=f"it has {partition.schema.names}: check the sink's keep_columns.")
         return PartitionWork(
             partition=partition,
             reader=ParquetReader(partition),

@@ -47,10 +47,11 @@ def _report(
 ) -> None:
     metadata = progress_metadata(progress)
     context.log_event(dg.AssetObservation(asset_key=asset_key, partition=partition, metadata=metadata))
-    done = progress.rows_resumed + progress.rows_predicted
-    left = progress.seconds_left
+    # The same numbers as in the observation: the counters go on meanwhile.
+    values = {name: value.value for name, value in metadata.items()}
+    speed, left = values.get("sits/rows_per_second"), values.get("sits/seconds_left")
     context.log.info(
-        f"{partition or 'all rows'}: {done} of {progress.rows_total} rows"
-        + (f", {progress.rows_per_second:.1f} rows/s" if progress.rows_per_second else "")
+        f"{partition or 'all rows'}: {values['sits/rows_done']} of {values['sits/rows_total']} rows"
+        + (f", {speed:.1f} rows/s" if speed else "")
         + (f", about {left:.0f} s left" if left else "")
     )

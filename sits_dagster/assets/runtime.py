@@ -138,6 +138,8 @@ class StepRuntime:
             self.context.log.warning(f"{what}: {note}")
         attempt = opened.plan.attempt
         rows = opened.plan.generation.rows
+        if rows == 0:
+            self.context.log.warning(f"{what} is empty: 0 rows are written.")
         if attempt is None:
             self.context.log.info(f"{what}: all {rows} rows are done already, nothing is computed.")
             return

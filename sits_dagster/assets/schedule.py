@@ -28,26 +28,26 @@ def build_nightly_schedule(
 ) -> dg.ScheduleDefinition:
     """Return a daily schedule of the assets' newest finished partition.
 
-        Its runs carry `sits/class: batch`, a priority above that of backfills, and with a deadline
-        `sits/deadline`: the next such time after the tick, ISO 8601 with UTC offset.
+    Its runs carry `sits/class: batch`, a priority above that of backfills, and with a deadline
+    `sits/deadline`: the next such time after the tick, ISO 8601 with UTC offset.
 
     Args:
-            assets: Inference assets; those with partitions must share a time-window partitions definition.
-            at: When, `HH:MM` in the time zone.
-            deadline: When the night's work must be done, `HH:MM` in the time zone; `None` for no deadline.
-            timezone: IANA name of a time zone.
-            name: Name of the schedule; its job is `{name}_job`.
-            is_running: Whether it ticks without being switched on in the UI.
+        assets: Inference assets; those with partitions must share a time-window partitions definition.
+        at: When, `HH:MM` in the time zone.
+        deadline: When the night's work must be done, `HH:MM` in the time zone; `None` for no deadline.
+        timezone: IANA name of a time zone.
+        name: Name of the schedule; its job is `{name}_job`.
+        is_running: Whether it ticks without being switched on in the UI.
 
     Raises:
-            ConfigError: A time or the time zone is malformed, or the partitions are no time windows.
+        ConfigError: A time or the time zone is malformed, or the partitions are no time windows.
 
     Example:
-            >>> import dagster as dg
-                >>> @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
-            ... def scores(): ...
-            >>> build_nightly_schedule([scores], at="01:30", deadline="06:00").cron_schedule
-            '30 1 * * *'
+        >>> import dagster as dg
+        >>> @dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
+        ... def scores(): ...
+        >>> build_nightly_schedule([scores], at="01:30", deadline="06:00").cron_schedule
+        '30 1 * * *'
     """
     hour, minute = _clock(at, "at")
     if deadline is not None:
@@ -90,7 +90,7 @@ def _clock(text: str, what: str) -> tuple[int, int]:
 def _zone(timezone: str) -> ZoneInfo:
     try:
         return ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         msg = f"Unknown time zone {timezone!r}."
         raise ConfigError(msg, hint="use an IANA name such as 'Europe/Berlin'.") from error
 

@@ -115,6 +115,7 @@ class Commit:
         epoch: The attempt that made it.
         timestamp: When, ISO 8601 with UTC offset.
         digest: SHA-256 over the previous segment's digest and this one's files.
+        rows_predicted: Rows that went through a device.
         batches: Device calls of the segment.
         device_seconds: Time inside them.
     """
@@ -127,6 +128,7 @@ class Commit:
     epoch: int
     timestamp: str
     digest: str
+    rows_predicted: int
     batches: int
     device_seconds: float
 
@@ -163,6 +165,7 @@ class Commit:
                 "quarantine": asdict(self.quarantine) if self.quarantine else None,
             },
             "epoch": self.epoch,
+            "rows_predicted": self.rows_predicted,
             "batches": self.batches,
             "device_seconds": self.device_seconds,
         }
@@ -188,6 +191,7 @@ def load_commit(data: bytes) -> Commit | None:
             epoch=body["epoch"],
             timestamp=body["timestamp"],
             digest=body["digest"],
+            rows_predicted=body["rows_predicted"],
             batches=body["batches"],
             device_seconds=body["device_seconds"],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, StallError
 from sits_dagster.inference.batches import Batch, split_batch
 from sits_dagster.inference.encode import RowError, Stage
 from sits_dagster.inference.engine import Arrays, Engine
@@ -43,8 +44,41 @@ class Predicted:
         return sum(array.nbytes for array in self.outputs.values())
 
 
+@dataclass(frozen=True, slots=True)
+class CommitBarrier:
+    """The device waits here until the segment before it is committed.
+
+    Without it a killed run would lose the next segment's rows too. The next batches are ready meanwhile,
+    so the wait is one commit long.
+
+    Args:
+        committed: Set once the segment is committed.
+        wait_seconds_max: Longest wait.
+    """
+
+    committed: threading.Event
+    wait_seconds_max: float
+
+    def wait(self, batches: ByteQueue[Batch | CommitBarrier], should_stop: Callable[[], bool]) -> bool:
+        """Return `True` once the segment is committed, `False` after a stop.
+
+        Raises:
+            QueueClosed: A stage failed.
+            StallError: The commit took longer than the limit.
+        """
+        until = time.monotonic() + self.wait_seconds_max
+        while not self.committed.wait(POLL_SECONDS):
+            if should_stop():
+                return False
+            batches.check_open()
+            if time.monotonic() > until:
+                msg = f"A segment was not committed for {self.wait_seconds_max:g} s."
+                raise StallError(msg, hint="look for a hanging decode or storage call.")
+        return True
+
+
 def predict_batches(
-    batches: ByteQueue[Batch],
+    batches: ByteQueue[Batch | CommitBarrier],
     predicted: ByteQueue[Predicted],
     *,
     engine: Engine,
@@ -76,6 +110,10 @@ def predict_batches(
                 batch = batches.get(POLL_SECONDS)
             except QueueClosed:
                 return True
+            if isinstance(batch, CommitBarrier):
+                if not batch.wait(batches, should_stop):
+                    return False
+                continue
             if batch is None:
                 continue
             queue.append(batch)
@@ -83,6 +121,7 @@ def predict_batches(
         try:
             outputs = _call(engine, batch, sizer, progress)
         except (DeviceOutOfMemoryError, ModelError) as error:
+            batches.check_open()  # it may have failed because it was interrupted
             if len(batch.rows) > 1:
                 queue.extendleft(reversed(split_batch(batch)))
                 continue

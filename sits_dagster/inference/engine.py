@@ -68,7 +68,7 @@ class MemorySample:
 
 
 class Engine(Protocol):
-    """A loaded model on one device. Called from one thread at a time."""
+    """A loaded model on one device. Called from one thread at a time, but for `interrupt`."""
 
     @property
     def signature(self) -> ModelSignature:
@@ -86,4 +86,8 @@ class Engine(Protocol):
 
     def memory(self) -> MemorySample:
         """Return how full the device is now."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make a call that is running fail with `ModelError` soon; called from another thread."""
         ...

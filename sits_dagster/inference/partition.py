@@ -200,6 +200,7 @@ def _commit_empty_part(attempt: Attempt, work: PartitionWork, now: datetime) -> 
             epoch=attempt.epoch,
             timestamp=now.isoformat(),
             digest=digest,
+            rows_predicted=0,
             batches=0,
             device_seconds=0.0,
         )
@@ -221,5 +222,5 @@ def _rows_lost(attempt: Attempt, rows_carried: int) -> int:
         computed += COUNTER.unpack(data)[0] if len(data) == COUNTER.size else 0
         epochs.add(int(path.rsplit("/", 1)[1].split("-")[0]))
         attempt.store.delete(path)
-    committed = sum(commit.rows_written for commit in attempt.commits if commit.epoch in epochs)
+    committed = sum(commit.rows_predicted for commit in attempt.commits if commit.epoch in epochs)
     return max(0, computed - committed - rows_carried)

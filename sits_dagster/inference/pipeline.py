@@ -26,7 +26,7 @@ from sits_dagster.inference.batches import Batch, Packer
 from sits_dagster.inference.carried import Carried
 from sits_dagster.inference.dataset import Chunk, PartitionInput, RowReader
 from sits_dagster.inference.decode import DecodedBatch, DecodeFunction, decode_batch
-from sits_dagster.inference.device_loop import Predicted, predict_batches
+from sits_dagster.inference.device_loop import CommitBarrier, Predicted, predict_batches
 from sits_dagster.inference.encode import EncodedChunk, EncodeFunction, encode_chunk
 from sits_dagster.inference.engine import Engine
 from sits_dagster.inference.policy import PipelinePolicy
@@ -126,7 +126,7 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
     packer = Packer(
         signature=engine.signature, padding=work.padding, sizer=sizer, window_rows_max=policy.window_rows
     )
-    stages = _Stages(policy)
+    stages = _Stages(policy, engine)
     counter = attempt.store.counter(f"{attempt.names.progress}/{attempt.epoch:08d}-{shards[0].index:05d}")
     counter.set(len(carried))
     pool = WorkerPool[_Chunk]("sits-encode", workers=policy.encode_workers)
@@ -162,7 +162,7 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
 class _Stages:
     """The queues, the threads between them, and the first error."""
 
-    def __init__(self, policy: PipelinePolicy) -> None:
+    def __init__(self, policy: PipelinePolicy, engine: Engine) -> None:
         def queue(name: str, items_max: int = ITEMS_MAX) -> ByteQueue[Any]:
             return ByteQueue(
                 name,
@@ -172,9 +172,10 @@ class _Stages:
             )
 
         self.encoded: ByteQueue[_Encoded] = queue("encoded rows")
-        self.batches: ByteQueue[Batch] = queue("batches", policy.batches_ahead)
+        self.batches: ByteQueue[Batch | CommitBarrier] = queue("batches", policy.batches_ahead)
         self.predicted: ByteQueue[Predicted] = queue("predictions")
         self.results: ByteQueue[Message] = queue("results")
+        self._engine = engine
         self._wait_seconds_max = policy.stall_seconds_max
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
@@ -197,11 +198,12 @@ class _Stages:
         return thread
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first error and end every stage."""
+        """Keep the first error and end every stage, a device call that is running included."""
         with self._lock:
             self._error = self._error or error
         for queue in (self.encoded, self.batches, self.predicted, self.results):
             queue.close()
+        self._engine.interrupt()
 
     def finish(self, decoders: Sequence[threading.Thread], writer: SegmentWriter) -> None:
         """Let the stages behind the device finish, end those before it, and raise the first error."""
@@ -247,10 +249,11 @@ def _read(
             known,
         )
 
+    chunk_rows = min(policy.chunk_rows, policy.segment_rows)
     for shard, row_range in ranges:
         stages.encoded.put((shard, row_range), 0)
         chunks = work.reader.read(
-            row_range.row_start, row_range.row_end, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes
+            row_range.row_start, row_range.row_end, rows_max=chunk_rows, bytes_max=policy.chunk_bytes
         )
         for chunk in chunks:
             stages.encoded.put(pool.submit(partial(encode, chunk)), chunk.rows.nbytes)
@@ -295,11 +298,14 @@ def _pack(
             send(packer.relieve())
         is_last = row_range is not None and row_end == row_range.row_end
         is_long = (
-            time.monotonic() - began >= policy.segment_seconds or row_end - row_start >= policy.segment_rows
+            time.monotonic() - began >= policy.segment_seconds
+            or row_end - row_start > policy.segment_rows - policy.chunk_rows
         )
         if is_last or is_long:
             send(packer.flush())
-            stages.results.put(SegmentEnd(row_end=row_end), 0)
+            committed = threading.Event()
+            stages.results.put(SegmentEnd(row_end=row_end, committed=committed), 0)
+            stages.batches.put(CommitBarrier(committed, policy.stall_seconds_max), 0)
             if not is_last:
                 begin(row_end)
     stages.batches.end()

@@ -85,6 +85,15 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
             return item
 
+    def check_open(self) -> None:
+        """Return unless the queue was closed.
+
+        Raises:
+            QueueClosed: It was.
+        """
+        if self._is_closed:
+            raise QueueClosed(self.name)
+
     def end(self) -> None:
         """Say that nothing more will be put; what waits can still be taken."""
         with self._changed:

@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from sits_dagster.errors import ConfigError
 
-__all__ = ["ParquetSink"]
+__all__ = ["QUARANTINE_COLUMNS", "ParquetSink"]
+
+QUARANTINE_COLUMNS = ("file", "file_row", "stage", "error", "message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,7 @@ class ParquetSink:
             msg = "ParquetSink needs a path."
             raise ConfigError(msg)
         object.__setattr__(self, "keep_columns", tuple(self.keep_columns))
+        taken = sorted(set(self.keep_columns) & set(QUARANTINE_COLUMNS))
+        if taken:
+            msg = f"Columns {taken} cannot be kept: the quarantine has columns of these names."
+            raise ConfigError(msg, hint="rename them in the input.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,16 +16,17 @@ from sits_dagster.inference.carried import save_carried
 from sits_dagster.inference.checkpoint import Commit, chained_digest
 from sits_dagster.inference.dataset import PartitionInput
 from sits_dagster.inference.decode import DecodedBatch
-from sits_dagster.inference.encode import RowError
+from sits_dagster.inference.encode import RowError, Stage
 from sits_dagster.inference.generation import digest_after
 from sits_dagster.inference.segments import Flushed, OpenSegment, OutputSchema
+from sits_dagster.inference.sink import QUARANTINE_COLUMNS
 from sits_dagster.inference.stats import Progress
 from sits_dagster.inference.store import PartFile, PartFormat, PartWriter
 
 __all__ = ["Arrival", "Message", "SegmentBegin", "SegmentEnd", "SegmentWriter"]
 
 ERRORS_SHOWN_MAX = 5
-QUARANTINE_COLUMNS = ("file", "file_row", "stage", "error", "message")
+ROW_ERROR_FIELDS = QUARANTINE_COLUMNS[2:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentEnd:
-    """The newest segment ends before this row."""
+    """The newest segment ends before this row; `committed` is set once it is."""
 
     row_end: int
+    committed: threading.Event
 
 
 Message: TypeAlias = SegmentBegin | Arrival | SegmentEnd | DecodedBatch
@@ -92,6 +95,7 @@ class SegmentWriter:
         self._progress = progress
         self._now = now
         self._open: list[OpenSegment] = []
+        self._committed: list[threading.Event] = []
         self._part: PartWriter | None = None
         self._failed: list[pa.RecordBatch] = []
         self._rows_quarantined = sum(commit.rows_quarantined for commit in attempt.commits)
@@ -117,6 +121,7 @@ class SegmentWriter:
                     self._open[-1].add(message.carried)
             case SegmentEnd():
                 self._open[-1].row_end = message.row_end
+                self._committed.append(message.committed)
             case DecodedBatch():
                 self._segment_of(message).add(message)
                 self._count_errors(message.errors)
@@ -149,6 +154,7 @@ class SegmentWriter:
     def _advance(self) -> None:
         while self._open and self._open[0].is_complete:
             self._commit(self._open.pop(0))
+            self._committed.pop(0).set()
         if self._open and self._open[0].bytes_waiting >= self._flush_bytes:
             self._flush(self._open[0])
         self.bytes_waiting = sum(segment.bytes_waiting for segment in self._open)
@@ -183,6 +189,7 @@ class SegmentWriter:
             epoch=self._attempt.epoch,
             timestamp=self._now().isoformat(),
             digest=chained_digest(before, (part, quarantine)),
+            rows_predicted=(part.rows if part else 0) + sum(e.stage is Stage.DECODE for e in segment.errors),
             batches=self._progress.batches - self._batches_committed,
             device_seconds=round(self._progress.device_seconds - self._seconds_committed, 6),
         )
@@ -206,20 +213,14 @@ class SegmentWriter:
             return None
         errors = sorted(segment.errors, key=lambda error: error.row)
         files, rows = self._partition.locate([error.row for error in errors])
-        facts = pa.RecordBatch.from_pydict(
-            {
-                "file": files,
-                "file_row": pa.array(rows, pa.int64()),
-                "stage": [error.stage.value for error in errors],
-                "error": [error.error for error in errors],
-                "message": [error.message for error in errors],
-            }
+        facts = (
+            pa.array(files, pa.string()),
+            pa.array(rows, pa.int64()),
+            *(pa.array([getattr(error, name) for error in errors], pa.string()) for name in ROW_ERROR_FIELDS),
         )
         kept = pa.concat_batches(self._failed)
         self._failed = []
-        batch = pa.RecordBatch.from_arrays(
-            [*kept.columns, *facts.columns], [*kept.schema.names, *facts.schema.names]
-        )
+        batch = pa.RecordBatch.from_arrays([*kept.columns, *facts], [*kept.schema.names, *QUARANTINE_COLUMNS])
         path = self._attempt.names.quarantine(segment.shard, segment.row_start, self._format.suffix)
         writer = self._format.open(self._attempt.names.staged(self._attempt.epoch, path), batch.schema)
         writer.write(batch)

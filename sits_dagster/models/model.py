@@ -82,14 +82,15 @@ class OnnxModel:
 
 
 def model_digest(path: str | Path) -> str:
-    """Return the SHA-256 of a model file and, in name order, of its external data files.
+    """Return the SHA-256 of a model's bytes and, in name order, of its external data files.
+
+    The model file's own name does not count: a model that is only renamed is the same one.
 
     Raises:
         ModelError: The file, or a file it refers to, is missing or empty.
     """
     digest = hashlib.sha256()
     for part in model_files(path):
-        digest.update(part.name.encode() + b"\0")
         with part.open("rb") as file:
             while block := file.read(READ_BYTES):
                 digest.update(block)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sits_dagster.adapters.leases import lease_device
 from sits_dagster.adapters.nvml import NvmlReading, read_devices
@@ -34,6 +34,8 @@ def usable_cores() -> int:
 
 class GpuPoolResource(dg.ConfigurableResource[None]):
     """The devices of the host on which a run executes, and how they are shared."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt setting is an error
 
     provider: Literal["auto", "nvml", "cpu"] = Field(
         default="auto",

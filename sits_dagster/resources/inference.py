@@ -1,7 +1,7 @@
 """The data plane's limits as a user sets them."""
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from sits_dagster.inference.policy import PipelinePolicy
 
@@ -12,6 +12,8 @@ DEFAULTS = PipelinePolicy()
 
 class InferenceResource(dg.ConfigurableResource[None]):
     """Batch size, segments, threads and limits of every inference asset that uses it."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt setting is an error
 
     batch_rows: int = Field(default=DEFAULTS.batch_rows, ge=1, description="Rows of a batch.")
     segment_seconds: float = Field(

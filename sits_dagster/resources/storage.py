@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 __all__ = ["StorageResource"]
 
 
 class StorageResource(dg.ConfigurableResource[None]):
     """Resolves the paths of models, sources and sinks."""
+
+    model_config = ConfigDict(extra="forbid")  # a misspelt setting is an error
 
     root: str = Field(
         default=".",

@@ -68,6 +68,9 @@ class FakeEngine:
         self.batches.append(dict(inputs))
         return outputs
 
+    def interrupt(self) -> None:
+        """Do nothing: the calls end by themselves."""
+
     def memory(self) -> MemorySample:
         """Return the bytes of the last batch, and the limit."""
         used = self._size_bytes(self.batches[-1]) if self.batches else 0

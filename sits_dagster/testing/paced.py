@@ -173,6 +173,9 @@ class PacedEngine:
         self.last_ended_at = time.perf_counter()
         return outputs
 
+    def interrupt(self) -> None:
+        """Do nothing: the calls end by themselves."""
+
     def memory(self) -> MemorySample:
         """Return the most that any call needed, as an arena holds it; `None` where nothing is counted."""
         is_counted = self._bytes_fixed or self._bytes_per_row

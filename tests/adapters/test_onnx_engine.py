@@ -364,3 +364,54 @@ def test_a_result_does_not_depend_on_its_company(child: Child, tmp_path: Path) -
     assert [row["id"] for row in alone] == list(range(50))
     for batch_rows, stop_after in ((2, 0), (3, 0), (8, 0), (3, 5), (8, 2)):
         assert child(_outputs, model, batch_rows, stop_after) == alone, (batch_rows, stop_after)
+
+
+def _endless(path: Path) -> str:
+    """Save a model whose loop never ends."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["on"], ["on_out"]),
+            helper.make_node("Identity", ["carried"], ["carried_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("carried", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("on_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("carried_out", TensorProto.FLOAT, None),
+        ],
+    )
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)],
+        "endless",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+        [yes],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return str(path)
+
+
+def _interrupted(model: str) -> list[str]:
+    import threading
+
+    engine, found = OnnxEngine(model, _device()), []
+    threading.Timer(0.5, engine.interrupt).start()
+    for _ in range(2):
+        try:
+            engine.predict({"x": np.ones(1, "f4")})
+        except SitsError as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def test_a_model_that_never_returns_can_be_interrupted(child: Child, tmp_path: Path) -> None:
+    """An endless loop in a graph is ended from another thread, and is not begun again."""
+    assert child(_interrupted, _endless(tmp_path / "endless.onnx")) == ["ModelError", "ModelError"]

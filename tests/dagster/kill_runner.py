@@ -10,12 +10,12 @@ import traceback
 
 import dagster as dg
 
-from tests.dagster import definitions_under_test as under_test
+from tests.dagster import deployment
 
 
 def run(day: str) -> None:
     with dg.DagsterInstance.get() as instance:
-        job = under_test.defs.resolve_job_def("scores_in_process")
+        job = deployment.defs.resolve_job_def("scores_in_process")
         job.execute_in_process(partition_key=day, instance=instance)
 
 

@@ -53,6 +53,7 @@ def _stage(attempt: Attempt, start: int, end: int) -> Commit:
         epoch=attempt.epoch,
         timestamp=NOW.isoformat(),
         digest=part.sha256,
+        rows_predicted=end - start,
         batches=1,
         device_seconds=0.1,
     )
