@@ -1,6 +1,8 @@
 """Batch inference as a Dagster component: an asset declared in YAML."""
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 import dagster as dg
 from pydantic import Field
@@ -31,8 +33,17 @@ class BatchInferenceComponent(dg.Component, dg.Model, dg.Resolvable):
     daily_from: str | None = Field(
         default=None, description="First day (YYYY-MM-DD) of daily partitions; without it there are none."
     )
-    batch_rows: int = Field(default=8, ge=1, description="Rows of a batch.")
+    batch_rows: int | None = Field(
+        default=None, ge=1, description="Rows of a batch; without it what the inference resource says."
+    )
     root: str = Field(default=".", description="Folder that relative paths start from.")
+    brings_resources: bool = Field(
+        default=True,
+        description=(
+            "Whether default resources come with the asset. Switch it off where the project defines "
+            "gpu_pool, inference and storage itself."
+        ),
+    )
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -43,19 +54,22 @@ class BatchInferenceComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the asset with the resources that it needs."""
+        """Return the asset, and the resources that it needs unless the project has them."""
         asset = build_inference_asset(
             self.asset_name,
-            model=OnnxModel(self.model_path),
-            source=ParquetDataset(self.source_path),
-            sink=ParquetSink(self.sink_path, keep_columns=list(self.keep_columns)),
+            model=OnnxModel(self._absolute(self.model_path)),
+            source=ParquetDataset(self._absolute(self.source_path)),
+            sink=ParquetSink(self._absolute(self.sink_path), keep_columns=list(self.keep_columns)),
             partitions_def=dg.DailyPartitionsDefinition(self.daily_from) if self.daily_from else None,
+            batch_rows=self.batch_rows,
         )
-        return dg.Definitions(
-            assets=[asset],
-            resources={
-                "gpu_pool": GpuPoolResource(),
-                "inference": InferenceResource(batch_rows=self.batch_rows),
-                "storage": StorageResource(root=self.root),
-            },
-        )
+        return dg.Definitions(assets=[asset], resources=default_resources() if self.brings_resources else {})
+
+    def _absolute(self, path: str) -> str:
+        return str((Path(self.root) / path).absolute())
+
+
+@functools.cache
+def default_resources() -> dict[str, dg.ConfigurableResource[None]]:
+    """Return the same objects on every call: Dagster takes two of one key only when they are one object."""
+    return {"gpu_pool": GpuPoolResource(), "inference": InferenceResource(), "storage": StorageResource()}

@@ -44,6 +44,7 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     fan_out: bool = False,
     code_version: str | None = None,
+    batch_rows: int | None = None,
     pool: str | None = "gpu",
     **asset_options: Any,  # noqa: ANN401 - passed on to Dagster as they are
 ) -> dg.AssetsDefinition:
@@ -66,6 +67,7 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
             one step.
         code_version: Stands for the code of `encode` and `decode`; by default their source is digested,
             so that a change of code computes a partition again.
+        batch_rows: Rows of a batch, >= 1; by default what the inference resource says.
         pool: Dagster's concurrency pool of the computing steps.
         asset_options: Further arguments of `dagster.asset`: `deps`, `group_name`, `owners`, `tags`,
             `description`, `backfill_policy`, …
@@ -89,7 +91,13 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
     """
     _check_options(name, sink, partitions_def, asset_options)
     job = InferenceJob(
-        model=model, source=source, sink=sink, encode=encode, decode=decode, code_version=code_version
+        model=model,
+        source=source,
+        sink=sink,
+        encode=encode,
+        decode=decode,
+        code_version=code_version,
+        batch_rows=batch_rows,
     )
     options: dict[str, Any] = {
         "kinds": KINDS,

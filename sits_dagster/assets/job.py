@@ -75,6 +75,7 @@ class InferenceJob:
         encode: Rows to model inputs; `None` takes each input from the column of its name.
         decode: Model outputs to columns; `None` makes each output a column.
         code_version: Stands for both functions' code; `None` digests their source.
+        batch_rows: Rows of a batch; `None` leaves it to the inference resource.
     """
 
     model: OnnxModel
@@ -83,6 +84,7 @@ class InferenceJob:
     encode: EncodeFunction | None
     decode: DecodeFunction | None
     code_version: str | None
+    batch_rows: int | None = None
 
     def open(
         self,

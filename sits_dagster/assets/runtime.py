@@ -67,6 +67,11 @@ class StepRuntime:
         self._say(opened)
         return opened
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch: the asset's own number, or the deployment's."""
+        return self.job.batch_rows or self.inference.batch_rows
+
     @contextmanager
     def engine(self, stop: StopSignal) -> Generator[OnnxEngine]:
         """Lease a device and load the model on it; both are given back at the end."""
@@ -76,10 +81,10 @@ class StepRuntime:
                 self.storage.resolve(self.job.model.path), device, threads=self.gpu_pool.threads
             )
             fixed = engine.signature.batch_rows_fixed
-            if fixed is not None and fixed != self.inference.batch_rows:
+            if fixed is not None and fixed != self.batch_rows:
                 self.context.log.warning(
                     f"Model {self.job.model.name!r} takes batches of {fixed} only; "
-                    f"batch_rows={self.inference.batch_rows} is not used."
+                    f"batch_rows={self.batch_rows} is not used."
                 )
             try:
                 yield engine
@@ -97,7 +102,7 @@ class StepRuntime:
         progress: Progress,
     ) -> tuple[bool, int]:
         """Compute and commit shards; return whether they are done, and the rows that were carried over."""
-        batch_rows = engine.signature.batch_rows_fixed or self.inference.batch_rows
+        batch_rows = engine.signature.batch_rows_fixed or self.batch_rows
         with reports_progress(
             self.context,
             progress,

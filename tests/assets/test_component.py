@@ -56,9 +56,6 @@ def test_yaml_gives_an_asset_that_runs(workspace: Workspace) -> None:
     assert workspace.output() == scores(range(12))
 
 
-@pytest.mark.xfail(
-    raises=ComponentTreeException, strict=True, reason="the components' resources clash: one key, two objects"
-)
 def test_two_components_live_in_one_project(workspace: Workspace) -> None:
     """Two components with settings of their own are loaded together, each keeping its own batch size."""
     workspace.write(12)

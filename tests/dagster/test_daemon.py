@@ -74,7 +74,8 @@ query($key: AssetKeyInput!) {
   assetNodeOrError(assetKey: $key) { ... on AssetNode {
     assetMaterializations { partition runId metadataEntries {
       label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue }
-      ... on TextMetadataEntry { text } ... on PathMetadataEntry { path } ... on MarkdownMetadataEntry { mdStr } } }
+      ... on TextMetadataEntry { text } ... on PathMetadataEntry { path }
+      ... on MarkdownMetadataEntry { mdStr } } }
     assetObservations { partition metadataEntries { label } }
     assetChecksOrError { ... on AssetChecks { checks {
       name executionForLatestMaterialization { status } } } } } }
