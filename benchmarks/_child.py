@@ -10,15 +10,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from sits_dagster.inference.engine import Arrays
 
 
-def answer(**facts: object) -> None:
+def answer(**facts: object) -> NoReturn:
     """Print the answer and leave at once: shutting down is not part of what is measured."""
     print(json.dumps(facts), flush=True)
     os._exit(0)
 
 
-def product_start(arguments: dict) -> None:
+def product_start(arguments: dict[str, Any]) -> None:
     """Import, scan, plan and load; answer when the first device call begins."""
     import _demo
 
@@ -27,13 +31,13 @@ def product_start(arguments: dict) -> None:
     engine = _demo.cpu_engine(model, arguments["threads"])
 
     class FirstCall(_demo.RecordingEngine):
-        def predict(self, inputs):
+        def predict(self, inputs: Arrays) -> Arrays:
             answer(seconds=time.monotonic() - arguments["started"], cpu_seconds=time.process_time())
 
     run.go(FirstCall(engine))
 
 
-def naive_start(arguments: dict) -> None:
+def naive_start(arguments: dict[str, Any]) -> None:
     """The hand-written script: read a file, encode a batch, load; answer when the first call begins."""
     import numpy as np
     import onnxruntime
@@ -55,7 +59,7 @@ def naive_start(arguments: dict) -> None:
     answer(seconds=seconds, cpu_seconds=cpu_seconds)
 
 
-def product_memory(arguments: dict) -> None:
+def product_memory(arguments: dict[str, Any]) -> None:
     """Run the product for some seconds; answer with the largest batch that it made."""
     import _demo
 
@@ -65,7 +69,7 @@ def product_memory(arguments: dict) -> None:
     largest = [0, 0, 0, 0]
 
     class Watching(_demo.RecordingEngine):
-        def predict(self, inputs):
+        def predict(self, inputs: Arrays) -> Arrays:
             nonlocal largest
             shape = list(inputs["x"].shape)
             largest = max(largest, shape, key=lambda s: (s[0] * s[3], s[0]))
@@ -76,7 +80,7 @@ def product_memory(arguments: dict) -> None:
     answer(largest=largest, rows=progress.rows_predicted)
 
 
-def model_memory(arguments: dict) -> None:
+def model_memory(arguments: dict[str, Any]) -> None:
     """Load the model as the product does and run the largest batch a few times."""
     import numpy as np
     import onnxruntime

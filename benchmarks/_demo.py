@@ -80,6 +80,9 @@ class RecordingEngine:
     def memory(self) -> MemorySample:
         return self._engine.memory()
 
+    def interrupt(self) -> None:
+        self._engine.interrupt()
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:

@@ -13,21 +13,20 @@ import functools
 import gc
 import json
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import _demo
 import numpy as np
 import onnxruntime
 import psutil
-import pyarrow as pa
+from _report import Samples, print_table, report
 
 from sits_dagster.demo import data
 from sits_dagster.demo.model import prepare_model
@@ -44,21 +43,6 @@ CHILD = Path(__file__).with_name("_child.py")
 PACES = {"10ms": (0.002, 0.001), "50ms": (0.010, 0.005)}
 STEPS_MAX = 400
 CELLS_PER_STEP = 8
-MEGABYTE = 1_000_000
-# Above this, wall times tell as much about the other processes as about this one.
-OTHERS_CPUS_MAX = 0.1
-
-TARGETS: dict[str, tuple[str, float]] = {
-    "speed_ratio": (">=", 0.95),
-    "speed_ratio_cpu": (">=", 0.95),
-    "busy_10ms": (">=", 0.986),
-    "busy_10ms_strict": (">=", 0.986),
-    "busy_50ms": (">=", 0.986),
-    "busy_50ms_strict": (">=", 0.986),
-    "startup_seconds": ("<", 2.0),
-    "startup_dagster_seconds": ("<", 2.0),
-    "resident_bytes_over_model": ("<", 300 * MEGABYTE),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +80,7 @@ class Bench:
     def plan(self, lines: Path) -> _demo.Run:
         return _demo.plan_run(lines, self.model, Path(tempfile.mkdtemp(dir=self.home, prefix="out-")))
 
-    def child(self, role: str, **arguments: object) -> tuple[dict, int]:
+    def child(self, role: str, **arguments: object) -> tuple[dict[str, Any], int]:
         """Return a fresh process's answer and the most memory that it had resident, in bytes."""
         facts = {"home": str(self.home), "model": str(self.model), "threads": self.threads, **arguments}
         started = time.monotonic()
@@ -115,39 +99,6 @@ class Bench:
         if process.returncode != 0:
             raise RuntimeError(f"{role} failed: {printed}")  # noqa: EM102, TRY003 - seen by a developer
         return json.loads(printed.splitlines()[-1]), bytes_peak
-
-
-class Samples:
-    """Every single measurement, and what else the machine did meanwhile."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-        self.others: dict[str, list[float]] = {}
-
-    def add(self, figure: str, value: float) -> None:
-        self.values.setdefault(figure, []).append(round(value, 5))
-
-    def median(self, figure: str) -> float | None:
-        values = self.values.get(figure)
-        return statistics.median(values) if values else None
-
-    def is_disturbed(self, figure: str) -> bool:
-        """Return whether other processes took part of the machine in half of the figure's measurements."""
-        watched = self.others.get(figure.removesuffix("_strict").removesuffix("_cpu"), [])
-        return bool(watched) and statistics.median(watched) > OTHERS_CPUS_MAX
-
-    def watched(self, name: str, step: Callable[[], None]) -> None:
-        """Run a step of one process and note how many CPUs other processes took, on average."""
-        before, mine, started = _cpu_used(), time.process_time(), time.monotonic()
-        step()
-        wall = time.monotonic() - started
-        used = _cpu_used() - before - (time.process_time() - mine)
-        self.others.setdefault(name, []).append(round(max(0.0, used / wall), 2))
-
-
-def _cpu_used() -> float:
-    times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0)
 
 
 # --- speed -----------------------------------------------------------------------------------------------
@@ -308,65 +259,6 @@ def measure_memory(bench: Bench, samples: Samples) -> None:
     samples.add("resident_bytes_model", model)
 
 
-# --- report ----------------------------------------------------------------------------------------------
-
-
-def is_met(figure: str, value: float | None) -> bool | None:
-    if figure not in TARGETS or value is None:
-        return None
-    relation, target = TARGETS[figure]
-    return value >= target if relation == ">=" else value < target
-
-
-def print_table(figures: dict[str, float | None], samples: Samples) -> None:
-    print(f"{'figure':30} {'median':>12} {'least':>12} {'most':>12}  target")
-    for figure, value in figures.items():
-        values = samples.values.get(figure, [])
-        shown = [_shown(figure, v) for v in (value, min(values, default=None), max(values, default=None))]
-        verdict = {True: "met", False: "MISSED", None: ""}[is_met(figure, value)]
-        if figure in TARGETS and samples.is_disturbed(figure):
-            verdict += ", but the machine was busy: measure again"
-        target = (
-            " ".join((TARGETS[figure][0], _shown(figure, TARGETS[figure][1]), verdict))
-            if figure in TARGETS
-            else ""
-        )
-        print(f"{figure:30} {shown[0]:>12} {shown[1]:>12} {shown[2]:>12}  {target}")
-    print("\nCPUs taken by other processes:")
-    for name, values in samples.others.items():
-        print(f"  {name:28} {', '.join(map(str, values))}")
-    missed = [figure for figure, value in figures.items() if is_met(figure, value) is False]
-    print(f"\nMissed: {', '.join(missed)}." if missed else "\nEvery target that was measured is met.")
-
-
-def _shown(figure: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value / MEGABYTE:.1f} MB" if "bytes" in figure else f"{value:.4f}"
-
-
-def report(bench: Bench, samples: Samples) -> dict[str, object]:
-    figures = {name: samples.median(name) for name in {**TARGETS, **samples.values}}
-    return {
-        "figures": figures,
-        "targets": {name: " ".join(map(str, target)) for name, target in TARGETS.items()},
-        "missed": [name for name, value in figures.items() if is_met(name, value) is False],
-        "disturbed": [name for name in TARGETS if samples.is_disturbed(name)],
-        "samples": samples.values,
-        "cpus_taken_by_others": samples.others,
-        "machine": {
-            "cpus": os.cpu_count(),
-            "threads": bench.threads,
-            "load_average": os.getloadavg(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "onnxruntime": onnxruntime.__version__,
-            "pyarrow": pa.__version__,
-        },
-        "size": dataclasses.asdict(bench.size),
-    }
-
-
 def measure(bench: Bench, only: list[str]) -> Samples:
     steps: dict[str, Callable[[Bench, Samples], None]] = {
         "start": measure_starts,
@@ -412,10 +304,9 @@ def main() -> None:
         data.generate(home, rows_per_partition=size.rows_per_partition)
         bench = Bench(home=home, model=prepare_model(home), size=size, threads=arguments.threads)
         samples = measure(bench, arguments.only)
-        result = report(bench, samples)
-    print_table(result["figures"], samples)
+    print_table(samples)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(report(samples, threads=bench.threads, size=dataclasses.asdict(size))))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import dagster as dg
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from sits_dagster.assets.inference import build_inference_asset
 from sits_dagster.inference.sink import ParquetSink
@@ -18,6 +18,30 @@ from sits_dagster.resources.storage import StorageResource
 __all__ = ["BatchInferenceComponent"]
 
 
+class BatchInferenceScaffold(BaseModel):
+    """What `dg scaffold defs` may be told; the defaults show the form."""
+
+    asset_name: str = "scores"
+    model_path: str = "model.onnx"
+    source_path: str = "rows/{partition_key}"
+    sink_path: str = "scores/{partition_key}"
+    daily_from: str = "2026-01-01"
+
+
+class BatchInferenceScaffolder(dg.Scaffolder[BatchInferenceScaffold]):
+    """Writes the component's YAML."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[BatchInferenceScaffold]:
+        """Return the options of `dg scaffold defs`."""
+        return BatchInferenceScaffold
+
+    def scaffold(self, request: dg.ScaffoldRequest[BatchInferenceScaffold]) -> None:
+        """Write `defs.yaml` with every attribute that must be there."""
+        dg.scaffold_component(request, (request.params or BatchInferenceScaffold()).model_dump())
+
+
+@dg.scaffold_with(BatchInferenceScaffolder)
 class BatchInferenceComponent(dg.Component, dg.Model, dg.Resolvable):
     """An ONNX model over a partitioned Parquet dataset, exactly once and resumable.
 

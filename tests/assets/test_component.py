@@ -124,3 +124,13 @@ def test_component_is_described(tmp_path: Path) -> None:
     assert "ONNX" in (spec.description or "")
     fields = BatchInferenceComponent.model_fields
     assert [name for name, field in fields.items() if not field.description] == []
+
+
+def test_scaffolding_writes_what_must_be_there(workspace: Workspace) -> None:
+    """`dg scaffold defs` writes YAML that loads as it is."""
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(BatchInferenceComponent, defs_path="nightly")
+        with sandbox.load_component_and_build_defs(path) as (component, definitions):
+            assert isinstance(component, BatchInferenceComponent)
+            assert component.sink_path == "scores/{partition_key}"
+            assert definitions.resolve_assets_def("scores").partitions_def is not None
