@@ -240,7 +240,7 @@ def test_chooser_that_was_stopped_blocks_nobody_for_ever(
 
 
 def test_forked_child_does_not_keep_the_lease_of_a_killed_parent(tmp_path: Path) -> None:
-    code = HOLD.replace("print(held.uuid, flush=True)", "print(os.fork(), flush=True)")
+    code = HOLD.replace("print(held.uuid, flush=True)", "os.write(1, b'%d\\n' % os.fork())")
     command = [sys.executable, "-c", "import os\n" + code, str(tmp_path), "run 1", "1", "0", "GPU-a"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
