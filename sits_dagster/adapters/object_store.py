@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import struct
 import uuid
@@ -183,21 +184,33 @@ class LocalStore:
 
 
 class FileCounter:
-    """A number in eight bytes of a file, overwritten in place."""
+    """A number in eight bytes of a file, overwritten in place.
+
+    The bytes are mapped: a write is no system call, keeps the interpreter and outlives the process. On a
+    full disk the number is left out, since it only informs.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-
-    def set(self, value: int) -> None:
-        """Overwrite the number; a full disk is ignored, since the number only informs."""
+        self._bytes: mmap.mmap | None = None
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.pwrite(self._descriptor, COUNTER.pack(value), 0)
+            # Written first: a mapped page that the disk has no room for would end the process.
+            os.pwrite(descriptor, COUNTER.pack(0), 0)
+            self._bytes = mmap.mmap(descriptor, COUNTER.size)
         except OSError:
             return
+        finally:
+            os.close(descriptor)
+
+    def set(self, value: int) -> None:
+        """Overwrite the number."""
+        if self._bytes is not None:
+            COUNTER.pack_into(self._bytes, 0, value)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        if self._bytes is not None:
+            self._bytes.close()
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, StallError
 from sits_dagster.inference.batches import Batch, split_batch
 from sits_dagster.inference.encode import RowError, Stage
-from sits_dagster.inference.engine import Arrays, Engine
+from sits_dagster.inference.engine import Arrays, Engine, MemorySample
 from sits_dagster.inference.queues import ByteQueue, QueueClosed
 from sits_dagster.inference.sizing import BatchMeasurement, BatchSizer
 from sits_dagster.inference.stats import Progress
 
-__all__ = ["Predicted", "predict_batches"]
+__all__ = ["Predicted", "account", "predict_batches"]
 
 POLL_SECONDS = 0.1
 
@@ -32,11 +32,13 @@ class Predicted:
         rows: Row numbers, int64 [n].
         outputs: Arrays with n rows.
         errors: Rows that the device cannot compute.
+        call: What was called, for `account`; `None` where no call succeeded.
     """
 
     rows: NDArray[np.int64]
     outputs: Arrays = field(default_factory=dict[str, NDArray[np.generic]])
     errors: tuple[RowError, ...] = ()
+    call: tuple[Batch, float, float, MemorySample] | None = None
 
     @property
     def bytes(self) -> int:
@@ -77,6 +79,18 @@ class CommitBarrier:
         return True
 
 
+def account(predicted: Predicted, sizer: BatchSizer, progress: Progress) -> None:
+    """Tell the sizer and the counters of a call. Not the device's thread: it would wait meanwhile."""
+    if predicted.call is None:
+        return
+    batch, started, ended, memory = predicted.call
+    rows = len(batch.rows)
+    sizer.observe(BatchMeasurement(bucket=batch.bucket, rows=rows, seconds=ended - started, memory=memory))
+    progress.add_call(started=started, ended=ended, rows=rows, memory_bytes=memory.bytes_used)
+    progress.cells += batch.cells
+    progress.cells_padded += batch.cells_padded
+
+
 def predict_batches(
     batches: ByteQueue[Batch | CommitBarrier],
     predicted: ByteQueue[Predicted],
@@ -102,6 +116,7 @@ def predict_batches(
         `True` when the batches ended, `False` after a stop.
     """
     queue: deque[Batch] = deque()
+    rows = 0
     while True:
         if should_stop():
             return False
@@ -119,7 +134,7 @@ def predict_batches(
             queue.append(batch)
         batch = queue.popleft()
         try:
-            outputs = _call(engine, batch, sizer, progress)
+            result = _call(engine, batch, sizer, progress)
         except (DeviceOutOfMemoryError, ModelError) as error:
             batches.check_open()  # it may have failed because it was interrupted
             if len(batch.rows) > 1:
@@ -128,37 +143,29 @@ def predict_batches(
             failed = RowError.of(int(batch.rows[0]), Stage.PREDICT, error)
             predicted.put(Predicted(rows=batch.rows[:0], errors=(failed,)), 0)
             continue
-        on_rows(progress.rows_predicted)
-        result = Predicted(rows=batch.rows, outputs=outputs)
+        rows += len(batch.rows)
+        on_rows(rows)
         predicted.put(result, result.bytes)
 
 
-def _call(engine: Engine, batch: Batch, sizer: BatchSizer, progress: Progress) -> Arrays:
+def _call(engine: Engine, batch: Batch, sizer: BatchSizer, progress: Progress) -> Predicted:
     started = time.perf_counter()
     try:
         outputs = engine.predict(batch.arrays)
     except DeviceOutOfMemoryError:
         progress.out_of_memory += 1
-        _observe(engine, batch, sizer, seconds=time.perf_counter() - started, out_of_memory=True)
+        measurement = BatchMeasurement(
+            bucket=batch.bucket,
+            rows=len(batch.rows),
+            seconds=time.perf_counter() - started,
+            memory=engine.memory(),
+            out_of_memory=True,
+        )
+        sizer.observe(measurement)
         raise
     ended = time.perf_counter()
-    used = _observe(engine, batch, sizer, seconds=ended - started, out_of_memory=False)
-    progress.add_call(started=started, ended=ended, rows=len(batch.rows), memory_bytes=used)
-    progress.cells += batch.cells
-    progress.cells_padded += batch.cells_padded
     for name, array in outputs.items():
         if array.ndim and len(array) != len(batch.rows):
             msg = f"Model output {name!r} has {len(array)} rows for a batch of {len(batch.rows)}."
             raise ModelError(msg, hint="the model mixes rows: run it with batch_rows=1, or export it anew.")
-    return outputs
-
-
-def _observe(
-    engine: Engine, batch: Batch, sizer: BatchSizer, *, seconds: float, out_of_memory: bool
-) -> int | None:
-    memory = engine.memory()
-    measurement = BatchMeasurement(
-        bucket=batch.bucket, rows=len(batch.rows), seconds=seconds, memory=memory, out_of_memory=out_of_memory
-    )
-    sizer.observe(measurement)
-    return memory.bytes_used
+    return Predicted(rows=batch.rows, outputs=outputs, call=(batch, started, ended, engine.memory()))

@@ -26,7 +26,7 @@ from sits_dagster.inference.batches import Batch, Packer
 from sits_dagster.inference.carried import Carried
 from sits_dagster.inference.dataset import Chunk, PartitionInput, RowReader
 from sits_dagster.inference.decode import DecodedBatch, DecodeFunction, decode_batch
-from sits_dagster.inference.device_loop import CommitBarrier, Predicted, predict_batches
+from sits_dagster.inference.device_loop import CommitBarrier, Predicted, account, predict_batches
 from sits_dagster.inference.encode import EncodedChunk, EncodeFunction, encode_chunk
 from sits_dagster.inference.engine import Engine
 from sits_dagster.inference.policy import PipelinePolicy
@@ -133,7 +133,11 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
     stages.start("read", lambda: _read(ranges, work, engine, carried, policy, pool, stages))
     stages.start("pack", lambda: _pack(packer, writer, policy, work.columns_kept, stages))
     decoders = [
-        stages.start("decode", lambda: _decode(work.decode, stages)) for _ in range(policy.decode_workers)
+        stages.start(
+            "decode",
+            lambda: _decode(work.decode, lambda item: account(item, sizer, progress), stages),
+        )
+        for _ in range(policy.decode_workers)
     ]
     stages.start("write", lambda: _write(writer, stages))
     is_done = False
@@ -171,7 +175,7 @@ class _Stages:
                 items_max=items_max,
             )
 
-        self.encoded: ByteQueue[_Encoded] = queue("encoded rows")
+        self.encoded: ByteQueue[_Encoded] = queue("encoded rows", policy.encode_workers + 2)
         self.batches: ByteQueue[Batch | CommitBarrier] = queue("batches", policy.batches_ahead)
         self.predicted: ByteQueue[Predicted] = queue("predictions")
         self.results: ByteQueue[Message] = queue("results")
@@ -180,6 +184,7 @@ class _Stages:
         self._threads: list[threading.Thread] = []
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self.accounting = threading.Lock()
 
     def start(self, name: str, stage: Callable[[], None]) -> threading.Thread:
         """Run a stage in a thread; its error ends the pipeline, a closed queue ends it quietly."""
@@ -311,8 +316,10 @@ def _pack(
     stages.batches.end()
 
 
-def _decode(decode: DecodeFunction, stages: _Stages) -> None:
+def _decode(decode: DecodeFunction, account_for: Callable[[Predicted], None], stages: _Stages) -> None:
     for predicted in _items(stages.predicted):
+        with stages.accounting:
+            account_for(predicted)
         if predicted.errors:
             failed = DecodedBatch(rows=predicted.rows[:0], columns=None, errors=predicted.errors)
             stages.results.put(failed, 0)

@@ -14,6 +14,7 @@ __all__ = ["ITEMS_MAX", "ByteQueue", "QueueClosed"]
 T = TypeVar("T")
 WAIT_SECONDS = 0.1
 ITEMS_MAX = 4096
+ITEMS_FEW = 2
 
 
 class QueueClosed(Exception):  # noqa: N818 - a signal between threads, not an error
@@ -42,7 +43,11 @@ class ByteQueue(Generic[T]):
         self._items_max = items_max
         self._wait_seconds_max = wait_seconds_max
         self._items: deque[tuple[T, int]] = deque()
-        self._changed = threading.Condition()
+        # Two conditions over one lock: who takes does not wake others that take.
+        self._lock = threading.Lock()
+        self._has_item = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+        self._is_awaited = False
         self._is_ended = False
         self._is_closed = False
 
@@ -53,15 +58,16 @@ class ByteQueue(Generic[T]):
             QueueClosed: The queue was closed.
             StallError: There was no room for `wait_seconds_max`.
         """
-        with self._changed:
+        with self._lock:
             waited_since = time.monotonic()
             while self._is_full(size_bytes) and not self._is_closed:
-                self._wait(waited_since, "take from")
+                self._is_awaited = True
+                self._wait(self._has_room, waited_since, "take from")
             if self._is_closed or self._is_ended:
                 raise QueueClosed(self.name)
             self._items.append((item, size_bytes))
             self.bytes_waiting += size_bytes
-            self._changed.notify_all()
+            self._has_item.notify()
 
     def get(self, seconds_max: float | None = None) -> T | None:
         """Return the oldest item; `None` when `seconds_max` passed without one.
@@ -70,19 +76,22 @@ class ByteQueue(Generic[T]):
             QueueClosed: It was closed, or it was ended and is empty.
             StallError: Nothing came for `wait_seconds_max`.
         """
-        with self._changed:
+        with self._lock:
             waited_since = time.monotonic()
             while not self._items and not self._is_closed:
                 if self._is_ended:
                     raise QueueClosed(self.name)
                 if seconds_max is not None and time.monotonic() - waited_since >= seconds_max:
                     return None
-                self._wait(waited_since, "fill")
+                self._wait(self._has_item, waited_since, "fill")
             if self._is_closed:
                 raise QueueClosed(self.name)
             item, size_bytes = self._items.popleft()
             self.bytes_waiting -= size_bytes
-            self._changed.notify_all()
+            # Not for every item: who is woken takes the interpreter from who took the item.
+            if self._is_awaited and self._is_half_empty():
+                self._is_awaited = False
+                self._has_room.notify_all()
             return item
 
     def check_open(self) -> None:
@@ -96,24 +105,32 @@ class ByteQueue(Generic[T]):
 
     def end(self) -> None:
         """Say that nothing more will be put; what waits can still be taken."""
-        with self._changed:
+        with self._lock:
             self._is_ended = True
-            self._changed.notify_all()
+            self._wake_all()
 
     def close(self) -> None:
         """Throw away what waits and wake both sides with `QueueClosed`."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._items.clear()
             self.bytes_waiting = 0
-            self._changed.notify_all()
+            self._wake_all()
 
     def _is_full(self, size_bytes: int) -> bool:
         has_no_room = self.bytes_waiting + size_bytes > self._bytes_max or len(self._items) >= self._items_max
         return bool(self._items) and has_no_room
 
-    def _wait(self, since: float, verb: str) -> None:
-        self._changed.wait(WAIT_SECONDS)
+    def _is_half_empty(self) -> bool:
+        is_light = 2 * self.bytes_waiting <= self._bytes_max and 2 * len(self._items) <= self._items_max
+        return is_light or len(self._items) <= ITEMS_FEW
+
+    def _wake_all(self) -> None:
+        self._has_item.notify_all()
+        self._has_room.notify_all()
+
+    def _wait(self, condition: threading.Condition, since: float, verb: str) -> None:
+        condition.wait(WAIT_SECONDS)
         if time.monotonic() - since > self._wait_seconds_max:
             msg = f"No stage came to {verb} the queue of {self.name} for {self._wait_seconds_max:g} s."
             raise StallError(
