@@ -66,24 +66,8 @@ def _part(batch: Batch, rows: slice) -> Batch:
 
 @dataclass(slots=True)
 class _Piece:
-    """Waiting rows of one chunk: `offsets` into its columns."""
-
-    rows: NDArray[np.int64]
-    columns: Mapping[str, Column]
-    constants: Mapping[str, Array]
+    chunk: EncodedChunk
     offsets: NDArray[np.int64]
-
-    def alone(self) -> _Piece:
-        """Return the same rows without the chunk's others, which would stay in memory until these go."""
-        if len(self.offsets) == len(self.rows):
-            return self
-        columns = {
-            name: column[self.offsets]
-            if isinstance(column, np.ndarray)
-            else [column[i] for i in self.offsets]
-            for name, column in self.columns.items()
-        }
-        return _Piece(self.rows[self.offsets], columns, self.constants, np.arange(len(self.offsets)))
 
 
 @dataclass(slots=True)
@@ -96,7 +80,7 @@ class _Waiting:
     @property
     def oldest(self) -> int:
         piece = self.pieces[0]
-        return int(piece.rows[piece.offsets[0]])
+        return int(piece.chunk.rows[piece.offsets[0]])
 
     def add(self, piece: _Piece) -> None:
         self.pieces.append(piece)
@@ -111,15 +95,10 @@ class _Waiting:
                 taken.append(self.pieces.pop(0))
                 rows -= len(piece.offsets)
             else:
-                taken.append(_Piece(piece.rows, piece.columns, piece.constants, piece.offsets[:rows]))
+                taken.append(_Piece(piece.chunk, piece.offsets[:rows]))
                 piece.offsets = piece.offsets[rows:]
                 rows = 0
         return taken
-
-    def release(self) -> None:
-        """Let go of the newest chunk but for the rows that wait."""
-        if self.pieces:
-            self.pieces[-1] = self.pieces[-1].alone()
 
 
 class Packer:
@@ -165,10 +144,9 @@ class Packer:
         self._row_newest = encoded.chunk.row_end
         for bucket, offsets in self._buckets(encoded).items():
             waiting = self._waiting.setdefault(bucket, _Waiting())
-            waiting.add(_Piece(encoded.rows, encoded.columns, encoded.constants, offsets))
+            waiting.add(_Piece(encoded, offsets))
             while waiting.count >= (rows := self._rows(bucket)):
                 yield self._batch(bucket, rows)
-            waiting.release()
         while self._waiting and self._row_newest - (oldest := self._oldest())[0] > self._window_rows_max:
             yield self._send(oldest[1])
 
@@ -197,15 +175,15 @@ class Packer:
         pieces = waiting.take(rows)
         if not waiting.count:
             del self._waiting[bucket]
-        arrays: dict[str, Array] = dict(pieces[0].constants)
+        arrays: dict[str, Array] = dict(pieces[0].chunk.constants)
         cells = 0
         for spec, shape in zip(self._inputs, bucket, strict=True):
-            columns = [piece.columns[spec.name] for piece in pieces]
+            columns = [piece.chunk.columns[spec.name] for piece in pieces]
             array, filled = _gather(columns, pieces, shape, spec, self._fill[spec.name])
             arrays[spec.name] = array
             cells += filled
         return Batch(
-            rows=np.concatenate([piece.rows[piece.offsets] for piece in pieces]),
+            rows=np.concatenate([piece.chunk.rows[piece.offsets] for piece in pieces]),
             arrays=arrays,
             bucket=bucket,
             batched=self._names,

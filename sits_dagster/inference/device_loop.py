@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,24 @@ from sits_dagster.inference.batches import Batch, split_batch
 from sits_dagster.inference.encode import RowError, Stage
 from sits_dagster.inference.engine import Arrays, Engine, MemorySample
 from sits_dagster.inference.queues import ByteQueue, QueueClosed
-from sits_dagster.inference.sizing import BatchMeasurement, BatchSizer
+from sits_dagster.inference.sizing import BatchMeasurement, BatchSizer, Bucket
 from sits_dagster.inference.stats import Progress
 
 __all__ = ["Predicted", "account", "predict_batches"]
 
 POLL_SECONDS = 0.1
+
+
+class Call(NamedTuple):
+    """One device call that succeeded, without its arrays: they would wait for decode in memory."""
+
+    bucket: Bucket
+    rows: int
+    cells: int
+    cells_padded: int
+    started: float
+    ended: float
+    memory: MemorySample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +51,7 @@ class Predicted:
     rows: NDArray[np.int64]
     outputs: Arrays = field(default_factory=dict[str, NDArray[np.generic]])
     errors: tuple[RowError, ...] = ()
-    call: tuple[Batch, float, float, MemorySample] | None = None
+    call: Call | None = None
 
     @property
     def bytes(self) -> int:
@@ -81,14 +94,16 @@ class CommitBarrier:
 
 def account(predicted: Predicted, sizer: BatchSizer, progress: Progress) -> None:
     """Tell the sizer and the counters of a call. Not the device's thread: it would wait meanwhile."""
-    if predicted.call is None:
+    call = predicted.call
+    if call is None:
         return
-    batch, started, ended, memory = predicted.call
-    rows = len(batch.rows)
-    sizer.observe(BatchMeasurement(bucket=batch.bucket, rows=rows, seconds=ended - started, memory=memory))
-    progress.add_call(started=started, ended=ended, rows=rows, memory_bytes=memory.bytes_used)
-    progress.cells += batch.cells
-    progress.cells_padded += batch.cells_padded
+    seconds = call.ended - call.started
+    sizer.observe(BatchMeasurement(bucket=call.bucket, rows=call.rows, seconds=seconds, memory=call.memory))
+    progress.add_call(
+        started=call.started, ended=call.ended, rows=call.rows, memory_bytes=call.memory.bytes_used
+    )
+    progress.cells += call.cells
+    progress.cells_padded += call.cells_padded
 
 
 def predict_batches(
@@ -168,4 +183,6 @@ def _call(engine: Engine, batch: Batch, sizer: BatchSizer, progress: Progress) -
         if array.ndim and len(array) != len(batch.rows):
             msg = f"Model output {name!r} has {len(array)} rows for a batch of {len(batch.rows)}."
             raise ModelError(msg, hint="the model mixes rows: run it with batch_rows=1, or export it anew.")
-    return Predicted(rows=batch.rows, outputs=outputs, call=(batch, started, ended, engine.memory()))
+    memory = engine.memory()
+    call = Call(batch.bucket, len(batch.rows), batch.cells, batch.cells_padded, started, ended, memory)
+    return Predicted(rows=batch.rows, outputs=outputs, call=call)
