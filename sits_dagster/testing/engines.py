@@ -21,11 +21,15 @@ class FakeEngine:
         errors: Errors by the number of the call, from 1; the call computes nothing.
 
     Example:
+        >>> import numpy as np
+        >>> from sits_dagster.inference.engine import ModelSignature, TensorSpec
         >>> x = TensorSpec(name="x", dtype="float32", shape=(None,))
         >>> y = TensorSpec(name="y", dtype="float32", shape=(None,))
         >>> engine = FakeEngine(
         ...     ModelSignature(inputs=(x,), outputs=(y,)), lambda inputs: {"y": inputs["x"] * 2}
         ... )
+        >>> engine.predict({"x": np.ones(2, np.float32)})["y"].tolist()
+        [2.0, 2.0]
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def test_a_commit_that_hangs_ends_the_run_with_a_sentence(ragged: Make) -> None:
                 release.wait(5)
             return super().create(path, data)
 
-    with pytest.raises(StallError, match="not committed|No stage came"):
+    with pytest.raises(StallError, match=r"not committed|No stage came"):
         ragged(24, policy={"stall_seconds_max": 0.5}).run(Hanging())
     release.set()
 
