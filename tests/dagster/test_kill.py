@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 KILLS_MIN = 40
 ATTEMPTS_MAX = 200
+ROUNDS_MAX = 12
 SEGMENT_ROWS = 256
 
 
@@ -92,16 +93,18 @@ def test_a_run_killed_forty_times_has_the_output_of_an_undisturbed_one(home: Pat
     days = ("2026-01-01", "2026-01-02", "2026-01-03")
     undisturbed = {}
     for day in days:
+        began = time.monotonic()
         assert runner.run(day, kill_after_seconds=None) == 0
+        seconds_undisturbed = time.monotonic() - began
         undisturbed[day] = read_scores(home / "scores" / day)
         (home / "scores" / day).rename(home / f"undisturbed-{day}")
     kills, lost_by_kill = 0, []
-    for _ in range(3):
+    for _ in range(ROUNDS_MAX):
         for day in days:
             (home / "decoded.log").unlink(missing_ok=True)
             before = 0
             for _ in range(ATTEMPTS_MAX):
-                code = runner.run(day, kill_after_seconds=chance.uniform(0.1, 2.5))
+                code = runner.run(day, kill_after_seconds=chance.uniform(0.1, 0.7 * seconds_undisturbed))
                 repeated = len(ids := decoded_ids(home)) - len(np.unique(ids))
                 if code == 0:
                     lost_by_kill.append(repeated - before)
