@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sits_dagster.devices.device import Device, DeviceKind
-from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, SitsError
+from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, SitsError, TransientError
 from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSignature, TensorSpec
 from sits_dagster.models.model import model_files
 
@@ -33,6 +34,13 @@ OUT_OF_MEMORY = re.compile(
     r"CUDA failure 2: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
     r"std::bad_alloc|bad allocation"
 )
+# A device that answers so computes nothing more in this process, whatever the rows.
+DEVICE_FAULT = re.compile(
+    r"CUDA failure \d+|cudaError\w+|CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|"
+    r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|device-side assert|uncorrectable ECC"
+)
+FAULT_RETRY_SECONDS = 30.0
+MEMORY_SAMPLE_SECONDS = 0.1
 ELEMENT_TYPES = {
     "tensor(float16)": "float16",
     "tensor(float)": "float32",
@@ -74,6 +82,8 @@ def load_runtime() -> ModuleType:
 class OnnxEngine:
     """A model loaded on one device.
 
+    `digest` may be set to what names the loaded model's contents.
+
     Args:
         model: Path of the `.onnx` file.
         device: Where it runs, with the memory that it may hold.
@@ -94,6 +104,9 @@ class OnnxEngine:
         self.signature = self._read_signature()
         self._should_shrink = False
         self._is_interrupted = False
+        self._bytes_used: int | None = None
+        self._sampled_at = -MEMORY_SAMPLE_SECONDS
+        self.digest = ""
         self._running: Any = None
         self._names = [spec.name for spec in self.signature.outputs]
         self._batched = frozenset(spec.name for spec in self.signature.inputs if spec.is_batched)
@@ -107,9 +120,12 @@ class OnnxEngine:
             raise ModelError(msg)
         fixed = self.signature.batch_rows_fixed
         feeds = {n: _fill_up(a, fixed) if fixed and n in self._batched else a for n, a in inputs.items()}
-        self._running = self._run_options()
+        options = self._run_options()
+        self._running = options
+        # Read after `_running` is set: an interruption of this moment finds one of the two.
+        options.terminate = self._is_interrupted
         try:
-            outputs = self._session.run(self._names, feeds, self._running)
+            outputs = self._session.run(self._names, feeds, options)
         except Exception as error:  # the runtime's errors have no common base
             raise self._translate(error, rows) from error
         finally:
@@ -122,8 +138,12 @@ class OnnxEngine:
 
     def memory(self) -> MemorySample:
         """Return the limit and, on the CPU, the process's memory: the runtime does not tell its arena's."""
-        used = _resident_bytes() if self._device.kind is DeviceKind.CPU else None
-        return MemorySample(bytes_used=used, bytes_limit=self._device.memory_bytes_limit)
+        if (
+            self._device.kind is DeviceKind.CPU
+            and time.monotonic() - self._sampled_at > MEMORY_SAMPLE_SECONDS
+        ):
+            self._sampled_at, self._bytes_used = time.monotonic(), _resident_bytes()
+        return MemorySample(bytes_used=self._bytes_used, bytes_limit=self._device.memory_bytes_limit)
 
     def interrupt(self) -> None:
         """End a call that is running, and every later one; the model may be in an endless loop."""
@@ -169,7 +189,6 @@ class OnnxEngine:
 
     def _run_options(self) -> Any:  # noqa: ANN401 - the runtime has no usable types
         options = self._runtime.RunOptions()
-        options.terminate = self._is_interrupted
         if not self._should_shrink:
             return options
         # After running out of memory the arena keeps its fragments unless a run gives them back.
@@ -185,6 +204,10 @@ class OnnxEngine:
             return DeviceOutOfMemoryError(
                 msg, batch_rows=rows, hint="use smaller batches or a larger device."
             )
+        if DEVICE_FAULT.search(str(error)):
+            msg = f"{self._device.name} ({self._device.uuid}) failed: {error}"
+            hint = "look at the device's health; the step is tried again."
+            return TransientError(msg, retry_after_seconds=FAULT_RETRY_SECONDS, hint=hint)
         msg = (
             f"Model {self._model!r} failed on a batch of {rows} rows: {error}"
             if rows

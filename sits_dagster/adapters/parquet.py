@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -157,13 +157,13 @@ class ParquetPartWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows as one row group."""
-        with storage_errors("write", self._target):
+        with storage_errors("write", self._target), _format_errors(self._target):
             self._writer.write_batch(batch)
         self._rows += batch.num_rows
 
     def close(self) -> PartFile:
         """Finish the file, synchronise it to disk and describe it."""
-        with storage_errors("write", self._target):
+        with storage_errors("write", self._target), _format_errors(self._target):
             self._writer.close()
             size_bytes = self._file.finish()
         return PartFile(path=self._path, rows=self._rows, size_bytes=size_bytes, sha256=self._file.digest)
@@ -172,6 +172,15 @@ class ParquetPartWriter:
         """Remove the unfinished file."""
         self._file.discard()
         self._target.unlink(missing_ok=True)
+
+
+@contextmanager
+def _format_errors(path: Path) -> Generator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        msg = f"{str(path)!r} cannot be written as Parquet: {error}"
+        raise ConfigError(msg, hint="let decode return columns of types that Parquet has.") from error
 
 
 class _DigestingFile:

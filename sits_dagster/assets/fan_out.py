@@ -201,14 +201,15 @@ def _infer_shard(runtime: StepRuntime, task: Task) -> Task:
         epoch=task["epoch"],
     )
     attempt, progress, carried = opened.plan.attempt, Progress(), 0
+    if attempt is None or not attempt.remaining(attempt.generation.shards[task["shard"]]):
+        return {"key": task["key"], "progress": progress, "carried": carried}
     with ends_politely(runtime.context.instance, runtime.context.run_id) as stop:
         try:
             with runtime.engine(stop) as engine:
-                if attempt is not None:
-                    shard = attempt.generation.shards[task["shard"]]
-                    _, carried = runtime.compute(
-                        opened, attempt, shards=[shard], engine=engine, stop=stop, progress=progress
-                    )
+                shard = attempt.generation.shards[task["shard"]]
+                _, carried = runtime.compute(
+                    opened, attempt, shards=[shard], engine=engine, stop=stop, progress=progress
+                )
         except LeaseCancelled:
             pass
     return {"key": task["key"], "progress": progress, "carried": carried}
@@ -236,6 +237,7 @@ def _publish(
                 _work(runtime, opened),
                 device_seconds=progress.device_seconds,
                 now=now_utc(),
+                rows_quarantined_max=runtime.inference.rows_quarantined_max,
             )
     plan = _as_planned(opened.plan, task, sum(p["progress"].rows_done for p in mine))
     stats = partition_stats(plan, published, progress, sum(result["carried"] for result in mine))

@@ -179,13 +179,16 @@ def _run_partition(
     progress, published, carried = Progress(), None, 0
     attempt = opened.plan.attempt
     if attempt is not None:
-        engine = engine or held.enter_context(runtime.engine(stop))
-        is_done, carried = runtime.compute(
-            opened, attempt, shards=attempt.generation.shards, engine=engine, stop=stop, progress=progress
-        )
-        if not is_done:
-            return engine
-        work = runtime.job.with_signature(opened, engine.signature)
+        work, shards = opened.work, attempt.generation.shards
+        # Without rows the model is needed for the columns; without anything left to compute it is not.
+        if not opened.work.partition.rows or any(attempt.remaining(shard) for shard in shards):
+            engine = engine or held.enter_context(runtime.engine(stop))
+            is_done, carried = runtime.compute(
+                opened, attempt, shards=shards, engine=engine, stop=stop, progress=progress
+            )
+            if not is_done:
+                return engine
+            work = runtime.job.with_signature(opened, engine.signature)
         published = publish_partition(attempt, work, device_seconds=progress.device_seconds, now=now_utc())
     stats = partition_stats(opened.plan, published, progress, carried)
     done.metadata[name.key] = runtime.metadata(opened, stats)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,9 +26,9 @@ from sits_dagster.inference.policy import PipelinePolicy
 from sits_dagster.inference.sink import ParquetSink
 from sits_dagster.inference.source import ParquetDataset
 from sits_dagster.models.graph import input_names
-from sits_dagster.models.model import OnnxModel, model_digest
+from sits_dagster.models.model import OnnxModel, model_digest, model_files
 
-__all__ = ["InferenceJob", "OpenPartition", "PartitionName", "now_utc"]
+__all__ = ["InferenceJob", "OpenPartition", "PartitionName", "current_digest", "now_utc"]
 
 
 def now_utc() -> datetime:
@@ -125,7 +126,7 @@ class InferenceJob:
             DataError: The input, the model or the code changed since then.
         """
         found = self._look(name, resolve)
-        attempt = join_attempt(found.store, generation, epoch)
+        attempt = replace(join_attempt(found.store, generation, epoch), writer=uuid.uuid4().hex[:8])
         changes = found.fingerprint.changes(attempt.generation.fingerprint)
         if changes:
             what = f"The {' and '.join(changes)} of {name.key or 'the dataset'}"
@@ -138,7 +139,7 @@ class InferenceJob:
         output = resolve(partition_path(self.sink.path, name.key, dict(name.dimensions)))
         check_separate(source, output)
         model = resolve(self.model.path)
-        digest = _model_digest(model, Path(model).stat().st_mtime_ns if Path(model).exists() else 0)
+        digest = current_digest(model)
         work = self._work(source, output, Path(model))
         # Which columns are read follows from the configuration: the files alone are the input.
         files = replace(work.partition, schema=pa.schema([]))
@@ -198,11 +199,16 @@ class InferenceJob:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def current_digest(model: str) -> str:
+    """Return the SHA-256 of a model as it is on disk now; unchanged files are read once a process."""
+    files = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in model_files(model))
+    return _digest_of(model, files)
+
+
 @functools.lru_cache(maxsize=64)
-def _model_digest(path: str, version: int) -> str:
-    """Return the digest; a file of the same modification time is read once a process."""
-    del version
-    return model_digest(path)
+def _digest_of(model: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    del files  # part of the key
+    return model_digest(model)
 
 
 def _not_yet(_: object) -> Arrays:

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from sits_dagster.adapters.onnx_engine import OnnxEngine
-from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, now_utc
+from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, current_digest, now_utc
 from sits_dagster.assets.reporting import reports_progress
 from sits_dagster.assets.stop import StopSignal
 from sits_dagster.errors import TransientError
@@ -77,9 +77,9 @@ class StepRuntime:
         """Lease a device and load the model on it; both are given back at the end."""
         with self.gpu_pool.lease(owner=self.owner, should_stop=stop, on_wait=self.context.log.info) as device:
             self.context.log.info(f"Device {device.uuid} ({device.name}) is leased.")
-            engine = OnnxEngine(
-                self.storage.resolve(self.job.model.path), device, threads=self.gpu_pool.threads
-            )
+            path = self.storage.resolve(self.job.model.path)
+            engine = OnnxEngine(path, device, threads=self.gpu_pool.threads)
+            engine.digest = current_digest(path)
             fixed = engine.signature.batch_rows_fixed
             if fixed is not None and fixed != self.batch_rows:
                 self.context.log.warning(
@@ -102,6 +102,11 @@ class StepRuntime:
         progress: Progress,
     ) -> tuple[bool, int]:
         """Compute and commit shards; return whether they are done, and the rows that were carried over."""
+        if engine.digest != opened.fingerprint.model:
+            msg = f"Model {self.job.model.name!r} was replaced while the run was going on."
+            raise TransientError(
+                msg, retry_after_seconds=1.0, hint="the step is tried again with the new one."
+            )
         batch_rows = engine.signature.batch_rows_fixed or self.batch_rows
         with reports_progress(
             self.context,

@@ -53,6 +53,7 @@ class Attempt:
         epoch: This attempt's number; higher is newer.
         commits: Valid commits at the time of opening.
         notes: Sentences about what was found, for the log.
+        writer: Tells this process from others of the attempt: two may work on one shard for a while.
     """
 
     store: Store
@@ -60,11 +61,16 @@ class Attempt:
     epoch: int
     commits: tuple[Commit, ...]
     notes: tuple[str, ...] = ()
+    writer: str = ""
 
     @property
     def names(self) -> Names:
         """Where the generation's objects are."""
         return self.generation.names
+
+    def staged(self, path: str) -> str:
+        """Return where this process stages a file."""
+        return self.names.staged(self.epoch, path, self.writer)
 
     def remaining(self, shard: Shard) -> tuple[RowRange, ...]:
         """Return the rows of a shard that were not committed when the attempt was opened."""
@@ -88,7 +94,7 @@ class Attempt:
             raise CommitConflictError(self._lost_to(winner.epoch if winner else None, commit))
         for file in commit.files:
             # A newer attempt may have finished the move, or have taken the staged file for a leftover.
-            is_moved = self.store.move(self.names.staged(self.epoch, file.path), file.path)
+            is_moved = self.store.move(self.staged(file.path), file.path)
             if not is_moved and self.store.list("").get(file.path) != file.size_bytes:
                 raise CommitConflictError(self._lost_to(_epoch_newest(self.store), commit))
 
@@ -104,9 +110,10 @@ class Attempt:
         self.store.delete(path)
         if not self.store.create(path, commit.dump()):
             return False
-        for file in older.files if older else ():
-            # It may be about to move them over this attempt's files.
-            self.store.delete(self.names.staged(older.epoch if older else 0, file.path))
+        if older:
+            for file in older.files:
+                # It may be about to move them over this attempt's files.
+                self.store.delete(self.names.staged(older.epoch, file.path, older.writer))
         return True
 
     def check_not_fenced(self) -> None:
@@ -367,7 +374,7 @@ def _remove_staged(store: Store, generation: Generation, epoch: int) -> None:
     """Remove what older attempts staged and never committed."""
     prefix = generation.names.folder
     for path in store.list(f"{prefix}/staging"):
-        if int(path.removeprefix(f"{prefix}/staging/").split("/")[0]) < epoch:
+        if int(path.removeprefix(f"{prefix}/staging/").split("-")[0]) < epoch:
             store.delete(path)
 
 

@@ -17,6 +17,8 @@ from sits_dagster.models.model import Padding
 
 __all__ = ["Batch", "Packer", "split_batch"]
 
+WINDOW_BYTES_MAX = 64 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -113,6 +115,7 @@ class Packer:
         padding: Axes that may be padded.
         sizer: Says how many rows a batch of a bucket has.
         window_rows_max: Most rows between the oldest waiting one and the newest, >= 1.
+        window_bytes_max: Most bytes of padded rows that wait.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Packer:
         padding: Sequence[Padding],
         sizer: BatchSizer,
         window_rows_max: int,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
     ) -> None:
         self._inputs = [spec for spec in signature.inputs if spec.is_batched]
         self._names = frozenset(spec.name for spec in self._inputs)
@@ -130,6 +134,7 @@ class Packer:
         self._sizer = sizer
         self._rows_fixed = signature.batch_rows_fixed
         self._window_rows_max = window_rows_max
+        self._window_bytes_max = window_bytes_max
         self._waiting: dict[Bucket, _Waiting] = {}
         self._row_newest = 0
         _check_padding(padding, self._inputs)
@@ -139,6 +144,17 @@ class Packer:
         """Rows that wait for a batch."""
         return sum(waiting.count for waiting in self._waiting.values())
 
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of those rows, padded."""
+        return sum(waiting.count * self._row_bytes(bucket) for bucket, waiting in self._waiting.items())
+
+    def _row_bytes(self, bucket: Bucket) -> int:
+        return sum(
+            math.prod(shape) * spec.numpy_dtype.itemsize
+            for spec, shape in zip(self._inputs, bucket, strict=True)
+        )
+
     def add(self, encoded: EncodedChunk) -> Iterator[Batch]:
         """Take in a chunk's rows and yield the batches that are full, or are forced by the window."""
         self._row_newest = encoded.chunk.row_end
@@ -147,8 +163,14 @@ class Packer:
             waiting.add(_Piece(encoded, offsets))
             while waiting.count >= (rows := self._rows(bucket)):
                 yield self._batch(bucket, rows)
-        while self._waiting and self._row_newest - (oldest := self._oldest())[0] > self._window_rows_max:
-            yield self._send(oldest[1])
+        while self._waiting:
+            row, bucket = self._oldest()
+            if (
+                self._row_newest - row <= self._window_rows_max
+                and self.bytes_waiting <= self._window_bytes_max
+            ):
+                break
+            yield self._send(bucket)
 
     def flush(self) -> Iterator[Batch]:
         """Yield everything that waits, oldest bucket first."""

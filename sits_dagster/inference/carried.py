@@ -57,9 +57,12 @@ def save_carried(attempt: Attempt, part_format: PartFormat, decoded: Sequence[De
     rows, columns = join_decoded(decoded)
     batch = columns.add_column(0, ROW_COLUMN, pa.array(rows))
     path = f"{attempt.names.carried}/{attempt.epoch:08d}-{rows[0]:012d}{part_format.suffix}"
-    writer = part_format.open(path, batch.schema)
-    writer.write(batch)
-    writer.close()
+    try:
+        writer = part_format.open(path, batch.schema)
+        writer.write(batch)
+        writer.close()
+    except StorageError:
+        return  # a cache only: a full disk must not turn a clean stop into a failure
 
 
 def load_carried(attempt: Attempt, part_format: PartFormat, shards: Sequence[Shard]) -> Carried:

@@ -66,9 +66,9 @@ class Names:
         """One segment's record."""
         return f"{self.commits}/{shard:05d}-{row_start:012d}.json.zst"
 
-    def staged(self, epoch: int, path: str) -> str:
-        """Where a file waits until its commit; its name is the attempt's own."""
-        return f"{self.folder}/staging/{epoch:08d}/{path}"
+    def staged(self, epoch: int, path: str, mark: str = "") -> str:
+        """Where a file waits until its commit; the folder is the writing process's own."""
+        return f"{self.folder}/staging/{epoch:08d}-{mark}/{path}"
 
     @property
     def mark(self) -> str:
@@ -113,6 +113,7 @@ class Commit:
         part: The output rows, or `None` when every row was quarantined.
         quarantine: The quarantined rows, or `None`.
         epoch: The attempt that made it.
+        writer: Which of the attempt's processes; names the folder in which the files were staged.
         timestamp: When, ISO 8601 with UTC offset.
         digest: SHA-256 over the previous segment's digest and this one's files.
         rows_predicted: Rows that went through a device.
@@ -131,6 +132,7 @@ class Commit:
     rows_predicted: int
     batches: int
     device_seconds: float
+    writer: str = ""
 
     @property
     def range(self) -> RowRange:
@@ -165,6 +167,7 @@ class Commit:
                 "quarantine": asdict(self.quarantine) if self.quarantine else None,
             },
             "epoch": self.epoch,
+            "writer": self.writer,
             "rows_predicted": self.rows_predicted,
             "batches": self.batches,
             "device_seconds": self.device_seconds,
@@ -189,6 +192,7 @@ def load_commit(data: bytes) -> Commit | None:
             part=PartFile(**committed["part"]) if committed["part"] else None,
             quarantine=PartFile(**committed["quarantine"]) if committed["quarantine"] else None,
             epoch=body["epoch"],
+            writer=body["writer"],
             timestamp=body["timestamp"],
             digest=body["digest"],
             rows_predicted=body["rows_predicted"],

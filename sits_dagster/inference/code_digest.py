@@ -9,28 +9,29 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
-from typing import cast
+from typing import TypeAlias, cast
 
 __all__ = ["code_digest"]
 
 DEPTH_MAX = 8
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+Update: TypeAlias = Callable[[bytes], None]
 CONSTANTS = (bool, int, float, str, bytes, tuple, type(None))
 
 
 def code_digest(function: Callable[..., object]) -> str:
     """Return a SHA-256 that changes when the function's source, values or same-package callees change.
 
-    Values are those of its closure, of `functools.partial` and of the plain constants of its module;
-    they count by their `repr`, without memory addresses. What has no source counts by its bytecode.
-    Other packages' code does not count.
+    Values are those of its closure, of its object (for a method or a callable object), of
+    `functools.partial` and of the plain constants of its module; they count by their `repr`, without
+    memory addresses. What has no source counts by its bytecode. Other packages' code does not count.
     """
     digest = hashlib.sha256()
     _add(function, digest.update, seen=set(), depth=0)
     return digest.hexdigest()
 
 
-def _add(function: object, update: Callable[[bytes], None], *, seen: set[int], depth: int) -> None:
+def _add(function: object, update: Update, *, seen: set[int], depth: int) -> None:
     if id(function) in seen or depth > DEPTH_MAX:
         return
     seen.add(id(function))
@@ -40,19 +41,35 @@ def _add(function: object, update: Callable[[bytes], None], *, seen: set[int], d
         _add(function.func, update, seen=seen, depth=depth)
         return
     function = inspect.unwrap(function) if callable(function) else function
+    _add_state(getattr(function, "__self__", function), update, seen=seen, depth=depth)
     function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType):
-        call = vars(type(function)).get("__call__")
-        update(f"{type(function).__module__}.{type(function).__qualname__}".encode())
-        if isinstance(call, FunctionType):
-            _add(call, update, seen=seen, depth=depth + 1)
+    if isinstance(function, FunctionType):
+        _add_function(function, update, seen=seen, depth=depth)
         return
+    update(f"{type(function).__module__}.{type(function).__qualname__}".encode())
+    call = vars(type(function)).get("__call__")
+    if isinstance(call, FunctionType):
+        _add(call, update, seen=seen, depth=depth + 1)
+
+
+def _add_state(owner: object, update: Update, *, seen: set[int], depth: int) -> None:
+    if isinstance(owner, (FunctionType, ModuleType, type)):
+        return
+    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        update(name.encode())
+        _add_value(value, update, seen=seen, depth=depth + 1)
+
+
+def _add_function(function: FunctionType, update: Update, *, seen: set[int], depth: int) -> None:
     update(_source(function))
     package = function.__module__.split(".")[0]
     for name in sorted(_names(function.__code__)):
         used = function.__globals__.get(name)
         if isinstance(used, FunctionType) and used.__module__.split(".")[0] == package:
             _add(used, update, seen=seen, depth=depth + 1)
+        elif isinstance(used, ModuleType) and used.__name__.split(".")[0] == package:
+            for called in _called(used, function.__code__):
+                _add(called, update, seen=seen, depth=depth + 1)
         elif isinstance(used, CONSTANTS):
             update(f"{name}={used!r}".encode())
     for cell in function.__closure__ or ():
@@ -60,7 +77,13 @@ def _add(function: object, update: Callable[[bytes], None], *, seen: set[int], d
             _add_value(cell.cell_contents, update, seen=seen, depth=depth)
 
 
-def _add_value(value: object, update: Callable[[bytes], None], *, seen: set[int], depth: int) -> None:
+def _called(module: ModuleType, code: CodeType) -> list[FunctionType]:
+    """Return the module's functions that the code may use, by name: `module.function(...)`."""
+    found = (vars(module).get(name) for name in sorted(_names(code)))
+    return [value for value in found if isinstance(value, FunctionType)]
+
+
+def _add_value(value: object, update: Update, *, seen: set[int], depth: int) -> None:
     if isinstance(value, (FunctionType, functools.partial)):
         _add(value, update, seen=seen, depth=depth + 1)
     elif isinstance(value, ModuleType):

@@ -16,7 +16,7 @@ from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, StallError
 from sits_dagster.inference.batches import Batch, split_batch
 from sits_dagster.inference.encode import RowError, Stage
 from sits_dagster.inference.engine import Arrays, Engine, MemorySample
-from sits_dagster.inference.queues import ByteQueue, QueueClosed
+from sits_dagster.inference.queues import ByteQueue, QueueEnded
 from sits_dagster.inference.sizing import BatchMeasurement, BatchSizer, Bucket
 from sits_dagster.inference.stats import Progress
 
@@ -138,7 +138,7 @@ def predict_batches(
         if not queue:
             try:
                 batch = batches.get(POLL_SECONDS)
-            except QueueClosed:
+            except QueueEnded:
                 return True
             if isinstance(batch, CommitBarrier):
                 if not batch.wait(batches, should_stop):

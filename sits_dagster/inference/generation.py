@@ -139,8 +139,13 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
         return None
 
 
-def valid_commits(store: Store, generation: Generation) -> tuple[tuple[Commit, ...], tuple[str, ...]]:
-    """Return the commits whose files are there, after finishing moves, and the damaged records' paths."""
+def valid_commits(
+    store: Store, generation: Generation, *, finishes: bool = True
+) -> tuple[tuple[Commit, ...], tuple[str, ...]]:
+    """Return the commits whose files are there, and the damaged records' paths.
+
+    Moves that were interrupted are finished, unless `finishes` is false: then nothing is changed.
+    """
     sizes = store.list("")
     valid: list[Commit] = []
     damaged: list[str] = []
@@ -149,7 +154,7 @@ def valid_commits(store: Store, generation: Generation) -> tuple[tuple[Commit, .
         is_named_right = commit is not None and path == generation.names.commit(
             commit.shard, commit.row_start
         )
-        if commit and is_named_right and is_whole(store, generation, commit, sizes):
+        if commit and is_named_right and is_whole(store, generation, commit, sizes, finishes=finishes):
             valid.append(commit)
         else:
             damaged.append(path)
@@ -173,11 +178,13 @@ def _without_overlaps(commits: Iterable[Commit]) -> tuple[tuple[Commit, ...], tu
     return tuple(kept), tuple(left_out)
 
 
-def is_whole(store: Store, generation: Generation, commit: Commit, sizes: Mapping[str, int]) -> bool:
-    """Return whether a commit's files are visible, after finishing a move that was interrupted."""
+def is_whole(
+    store: Store, generation: Generation, commit: Commit, sizes: Mapping[str, int], *, finishes: bool = True
+) -> bool:
+    """Return whether a commit's files are there; a move that was interrupted is finished, where asked to."""
     for file in commit.files:
-        staged = generation.names.staged(commit.epoch, file.path)
-        if sizes.get(staged) == file.size_bytes and store.move(staged, file.path):
+        staged = generation.names.staged(commit.epoch, file.path, commit.writer)
+        if sizes.get(staged) == file.size_bytes and (not finishes or store.move(staged, file.path)):
             continue
         if sizes.get(file.path) != file.size_bytes:
             return False

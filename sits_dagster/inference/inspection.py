@@ -67,12 +67,13 @@ def inspect_output(
     generation = current or unfinished
     if generation is None:
         return _empty(_orphans(store, ()))
-    commits = current.commits if current else valid_commits(store, generation)[0]
+    commits = current.commits if current else valid_commits(store, generation, finishes=False)[0]
     commits = tuple(sorted(commits, key=lambda c: (c.shard, c.row_start)))
     sizes = store.list("")
     files = [file for commit in commits for file in commit.files]
-    damaged = [fault for file in files if (fault := _fault(file, sizes.get(file.path), sha256_of))]
-    sound = [file for file in files if not _fault(file, sizes.get(file.path), sha256_of)]
+    faults = {file: _fault(file, sizes.get(file.path), sha256_of) for file in files}
+    damaged = [fault for fault in faults.values() if fault]
+    sound = [file for file, fault in faults.items() if not fault]
     found = {file: _rows_or_fault(file, rows_of) for file in sound}
     return Inspection(
         generation=generation,

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from sits_dagster.errors import InvariantError
+from sits_dagster.errors import InvariantError, QuarantineLimitError
 from sits_dagster.inference.attempt import Attempt, open_attempt, settle
 from sits_dagster.inference.carried import Carried, load_carried
 from sits_dagster.inference.checkpoint import QUARANTINE_FOLDER, Commit, chained_digest
@@ -140,9 +140,22 @@ def run_attempt(  # noqa: PLR0913 - keyword-only collaborators
 
 
 def publish_partition(
-    attempt: Attempt, work: PartitionWork, *, device_seconds: float, now: datetime
+    attempt: Attempt,
+    work: PartitionWork,
+    *,
+    device_seconds: float,
+    now: datetime,
+    rows_quarantined_max: int | None = None,
 ) -> Generation:
-    """Make the attempt's generation the partition's output; an input without rows still gets its columns."""
+    """Make the attempt's generation the partition's output; an input without rows still gets its columns.
+
+    Raises:
+        QuarantineLimitError: The steps that shared the partition set more rows apart than allowed.
+    """
+    failed = sum(commit.rows_quarantined for commit in attempt.commits)
+    if rows_quarantined_max is not None and failed > rows_quarantined_max:
+        msg = f"{failed} rows failed, above rows_quarantined_max={rows_quarantined_max}."
+        raise QuarantineLimitError(msg, hint=f"see {QUARANTINE_FOLDER}; mend the input, or raise the limit.")
     if work.partition.rows == 0 and work.output_schema is not None and not attempt.commits:
         _commit_empty_part(attempt, work, now)
     return attempt.publish(now=now, summary={"device_seconds": device_seconds})
@@ -187,7 +200,7 @@ def _commit_empty_part(attempt: Attempt, work: PartitionWork, now: datetime) -> 
     kept = [known.field(name) for name in work.columns_kept if name in known.names]
     schema = pa.schema([*kept, *(work.output_schema or ())])
     path = attempt.names.part(0, 0, work.part_format.suffix)
-    written = work.part_format.open(attempt.names.staged(attempt.epoch, path), schema).close()
+    written = work.part_format.open(attempt.staged(path), schema).close()
     part = PartFile(path=path, rows=0, size_bytes=written.size_bytes, sha256=written.sha256)
     digest = chained_digest(digest_after((), attempt.generation, 0, 0), (part,))
     attempt.commit(
@@ -200,6 +213,7 @@ def _commit_empty_part(attempt: Attempt, work: PartitionWork, now: datetime) -> 
             epoch=attempt.epoch,
             timestamp=now.isoformat(),
             digest=digest,
+            writer=attempt.writer,
             rows_predicted=0,
             batches=0,
             device_seconds=0.0,

@@ -30,7 +30,7 @@ from sits_dagster.inference.device_loop import CommitBarrier, Predicted, account
 from sits_dagster.inference.encode import EncodedChunk, EncodeFunction, encode_chunk
 from sits_dagster.inference.engine import Engine
 from sits_dagster.inference.policy import PipelinePolicy
-from sits_dagster.inference.queues import ITEMS_MAX, ByteQueue, QueueClosed
+from sits_dagster.inference.queues import ITEMS_MAX, ByteQueue, Heartbeat, QueueClosed, QueueEnded
 from sits_dagster.inference.shards import RowRange, Shard
 from sits_dagster.inference.sizing import BatchSizer
 from sits_dagster.inference.stats import Progress
@@ -42,6 +42,7 @@ from sits_dagster.models.model import Padding
 __all__ = ["PartitionWork", "run_shards"]
 
 JOIN_SECONDS = 5.0
+WRITE_THREAD = "sits-write"
 # A stage that holds the interpreter makes the device thread wait a whole switch interval for its turn.
 SWITCH_SECONDS = 0.0005
 
@@ -124,7 +125,11 @@ def run_shards(  # noqa: PLR0913 - keyword-only collaborators
         now=now,
     )
     packer = Packer(
-        signature=engine.signature, padding=work.padding, sizer=sizer, window_rows_max=policy.window_rows
+        signature=engine.signature,
+        padding=work.padding,
+        sizer=sizer,
+        window_rows_max=policy.window_rows,
+        window_bytes_max=policy.queue_bytes,
     )
     stages = _Stages(policy, engine)
     counter = attempt.store.counter(f"{attempt.names.progress}/{attempt.epoch:08d}-{shards[0].index:05d}")
@@ -173,8 +178,10 @@ class _Stages:
                 bytes_max=policy.queue_bytes,
                 wait_seconds_max=policy.stall_seconds_max,
                 items_max=items_max,
+                heartbeat=heartbeat,
             )
 
+        heartbeat = Heartbeat()
         self.encoded: ByteQueue[_Encoded] = queue("encoded rows", policy.encode_workers + 2)
         self.batches: ByteQueue[Batch | CommitBarrier] = queue("batches", policy.batches_ahead)
         self.predicted: ByteQueue[Predicted] = queue("predictions")
@@ -216,22 +223,26 @@ class _Stages:
         self.batches.close()
         self.predicted.end()
         for thread in decoders:
-            self._join(thread)
+            self._join(thread, self._wait_seconds_max)
         self.results.end()
+        is_written = all(
+            self._join(t, self._wait_seconds_max) for t in self._threads if t.name == WRITE_THREAD
+        )
         for thread in self._threads:
-            self._join(thread)
+            # Nobody needs what they are at; one that hangs is left behind, since threads cannot be killed.
+            thread.join(min(JOIN_SECONDS, self._wait_seconds_max))
         if self._error:
-            writer.abort()
+            if is_written:
+                writer.abort()
             raise self._error
 
-    def _join(self, thread: threading.Thread) -> None:
-        # A stage that works on is waited for; one that hangs is left behind, since threads cannot be killed.
-        waits_max = max(1, round(self._wait_seconds_max / JOIN_SECONDS))
-        for _ in range(waits_max):
-            thread.join(min(JOIN_SECONDS, self._wait_seconds_max))
-            if not thread.is_alive() or self._error:
-                return
-        self.fail(StallError(f"The stage {thread.name} did not end within {self._wait_seconds_max:g} s."))
+    def _join(self, thread: threading.Thread, seconds_max: float) -> bool:
+        thread.join(seconds_max)
+        if not thread.is_alive():
+            return True
+        msg = f"The stage {thread.name} did not end within {seconds_max:g} s."
+        self.fail(StallError(msg, hint="look for a hanging decode or storage call."))
+        return False
 
 
 def _read(
@@ -338,7 +349,7 @@ def _items(queue: ByteQueue[T]) -> Iterator[T]:
     while True:
         try:
             item = queue.get()
-        except QueueClosed:
+        except QueueEnded:
             return
         if item is not None:
             yield item

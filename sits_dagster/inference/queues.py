@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from sits_dagster.errors import StallError
 
-__all__ = ["ITEMS_MAX", "ByteQueue", "QueueClosed"]
+__all__ = ["ITEMS_MAX", "ByteQueue", "Heartbeat", "QueueClosed", "QueueEnded"]
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.1
@@ -17,8 +17,23 @@ ITEMS_MAX = 4096
 ITEMS_FEW = 2
 
 
+class Heartbeat:
+    """When any stage last handed something on; shared by the queues of one pipeline."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    def beat(self) -> None:
+        """Say that something moves."""
+        self.at = time.monotonic()
+
+
 class QueueClosed(Exception):  # noqa: N818 - a signal between threads, not an error
     """The queue was closed: nothing more will come, or nothing more is taken."""
+
+
+class QueueEnded(QueueClosed):
+    """The queue was ended and everything in it was taken: the work is done."""
 
 
 class ByteQueue(Generic[T]):
@@ -32,11 +47,19 @@ class ByteQueue(Generic[T]):
         bytes_max: Bytes that may wait, >= 1.
         wait_seconds_max: Longest wait of one `put` or `get`.
         items_max: Items that may wait, >= 1.
+        heartbeat: A wait counts from the last time that anything moved in the queues that share it.
     """
 
     def __init__(
-        self, name: str, *, bytes_max: int, wait_seconds_max: float, items_max: int = ITEMS_MAX
+        self,
+        name: str,
+        *,
+        bytes_max: int,
+        wait_seconds_max: float,
+        items_max: int = ITEMS_MAX,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
+        self._heartbeat = heartbeat or Heartbeat()
         self.name = name
         self.bytes_waiting = 0
         self._bytes_max = bytes_max
@@ -67,20 +90,22 @@ class ByteQueue(Generic[T]):
                 raise QueueClosed(self.name)
             self._items.append((item, size_bytes))
             self.bytes_waiting += size_bytes
+            self._heartbeat.beat()
             self._has_item.notify()
 
     def get(self, seconds_max: float | None = None) -> T | None:
         """Return the oldest item; `None` when `seconds_max` passed without one.
 
         Raises:
-            QueueClosed: It was closed, or it was ended and is empty.
+            QueueClosed: It was closed.
+            QueueEnded: It was ended and is empty.
             StallError: Nothing came for `wait_seconds_max`.
         """
         with self._lock:
             waited_since = time.monotonic()
             while not self._items and not self._is_closed:
                 if self._is_ended:
-                    raise QueueClosed(self.name)
+                    raise QueueEnded(self.name)
                 if seconds_max is not None and time.monotonic() - waited_since >= seconds_max:
                     return None
                 self._wait(self._has_item, waited_since, "fill")
@@ -88,6 +113,7 @@ class ByteQueue(Generic[T]):
                 raise QueueClosed(self.name)
             item, size_bytes = self._items.popleft()
             self.bytes_waiting -= size_bytes
+            self._heartbeat.beat()
             # Not for every item: who is woken takes the interpreter from who took the item.
             if self._is_awaited and self._is_half_empty():
                 self._is_awaited = False
@@ -131,7 +157,7 @@ class ByteQueue(Generic[T]):
 
     def _wait(self, condition: threading.Condition, since: float, verb: str) -> None:
         condition.wait(WAIT_SECONDS)
-        if time.monotonic() - since > self._wait_seconds_max:
+        if time.monotonic() - max(since, self._heartbeat.at) > self._wait_seconds_max:
             msg = f"No stage came to {verb} the queue of {self.name} for {self._wait_seconds_max:g} s."
             raise StallError(
                 msg, hint="look for a hanging encode, decode or storage call, or raise stall_seconds_max."

@@ -11,6 +11,7 @@ from sits_dagster.errors import ConfigError
 
 __all__ = ["QUARANTINE_COLUMNS", "ParquetSink"]
 
+CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 QUARANTINE_COLUMNS = ("file", "file_row", "stage", "error", "message")
 
 
@@ -39,6 +40,9 @@ class ParquetSink:
         if not self.path:
             msg = "ParquetSink needs a path."
             raise ConfigError(msg)
+        if self.compression not in CODECS:
+            msg = f"ParquetSink has no compression {self.compression!r}."
+            raise ConfigError(msg, hint=f"choose one of {', '.join(CODECS)}.")
         object.__setattr__(self, "keep_columns", tuple(self.keep_columns))
         taken = sorted(set(self.keep_columns) & set(QUARANTINE_COLUMNS))
         if taken:

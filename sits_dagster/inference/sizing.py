@@ -68,4 +68,6 @@ class FixedBatchSizer:
     def observe(self, measurement: BatchMeasurement) -> None:
         """Halve the ceiling of a bucket that ran out of memory."""
         if measurement.out_of_memory:
-            self.ceilings[measurement.bucket] = max(1, measurement.rows // 2)
+            # Batches that were packed before it was learned may fail too, with more rows.
+            learned = self.ceilings.get(measurement.bucket, measurement.rows)
+            self.ceilings[measurement.bucket] = min(learned, max(1, measurement.rows // 2))

@@ -68,9 +68,9 @@ class Progress:
 
     def add_call(self, *, started: float, ended: float, rows: int, memory_bytes: int | None) -> None:
         """Take in one device call; times in seconds of one clock."""
-        if self.first_call_at is None:
-            self.first_call_at = started
-        self.last_call_ended_at = ended
+        # Several threads may account for calls, not always in the calls' order.
+        self.first_call_at = started if self.first_call_at is None else min(self.first_call_at, started)
+        self.last_call_ended_at = max(self.last_call_ended_at, ended)
         self.device_seconds += ended - started
         self.rows_predicted += rows
         self.memory_bytes_peak = max(self.memory_bytes_peak, memory_bytes or 0)

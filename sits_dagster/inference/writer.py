@@ -169,9 +169,7 @@ class SegmentWriter:
             rows = _merge(flushed)
             if self._part is None:
                 path = self._attempt.names.part(segment.shard, segment.row_start, self._format.suffix)
-                self._part = self._format.open(
-                    self._attempt.names.staged(self._attempt.epoch, path), rows.schema
-                )
+                self._part = self._format.open(self._attempt.staged(path), rows.schema)
             self._part.write(rows)
 
     def _commit(self, segment: OpenSegment) -> None:
@@ -187,6 +185,7 @@ class SegmentWriter:
             part=part,
             quarantine=quarantine,
             epoch=self._attempt.epoch,
+            writer=self._attempt.writer,
             timestamp=self._now().isoformat(),
             digest=chained_digest(before, (part, quarantine)),
             rows_predicted=(part.rows if part else 0) + sum(e.stage is Stage.DECODE for e in segment.errors),
@@ -205,7 +204,7 @@ class SegmentWriter:
         if writer is None:
             return None
         file = writer.close()
-        visible = file.path.removeprefix(self._attempt.names.staged(self._attempt.epoch, ""))
+        visible = file.path.removeprefix(self._attempt.staged(""))
         return PartFile(path=visible, rows=file.rows, size_bytes=file.size_bytes, sha256=file.sha256)
 
     def _write_quarantine(self, segment: OpenSegment) -> PartFile | None:
@@ -222,7 +221,7 @@ class SegmentWriter:
         self._failed = []
         batch = pa.RecordBatch.from_arrays([*kept.columns, *facts], [*kept.schema.names, *QUARANTINE_COLUMNS])
         path = self._attempt.names.quarantine(segment.shard, segment.row_start, self._format.suffix)
-        writer = self._format.open(self._attempt.names.staged(self._attempt.epoch, path), batch.schema)
+        writer = self._format.open(self._attempt.staged(path), batch.schema)
         writer.write(batch)
         return self._finish_part(writer)
 

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -108,7 +109,7 @@ class GpuPoolResource(dg.ConfigurableResource[None]):
         self._log(reading)
         if reading.devices:
             _count_by_bus()
-            return reading.devices
+            return tuple(self._share(device) for device in reading.devices)
         if self.provider == "auto":
             return (self._cpu_device(),)
         msg = " ".join(["There is no GPU that could be used.", *reading.notes])
@@ -146,8 +147,12 @@ class GpuPoolResource(dg.ConfigurableResource[None]):
             ordinal=0,
             name=_cpu_name(),
             memory_bytes_total=self.cpu_memory_bytes,
-            memory_bytes_limit=math.floor(self.watermark * self.cpu_memory_bytes),
+            memory_bytes_limit=math.floor(self.watermark * self.cpu_memory_bytes) // self.slots_per_device,
         )
+
+    def _share(self, device: Device) -> Device:
+        """Return the device with the memory of one slot: together they stay below the watermark."""
+        return replace(device, memory_bytes_limit=device.memory_bytes_limit // self.slots_per_device)
 
     def _log(self, reading: NvmlReading) -> None:
         for note in reading.notes:

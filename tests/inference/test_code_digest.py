@@ -176,3 +176,21 @@ def test_the_digest_is_the_same_in_another_process() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+def test_the_state_of_an_object_counts() -> None:
+    """Two encoders with other settings do different things, as objects and by their methods."""
+
+    class Encoder:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __call__(self) -> int:
+            return self.size
+
+        def encode(self) -> int:
+            return self.size
+
+    assert code_digest(Encoder(1)) != code_digest(Encoder(2))
+    assert code_digest(Encoder(1).encode) != code_digest(Encoder(2).encode)
+    assert code_digest(Encoder(1).encode) == code_digest(Encoder(1).encode)

@@ -103,3 +103,65 @@ def test_columns_of_the_quarantine_cannot_be_kept() -> None:
     """A kept column named like one of the quarantine's is refused when it is declared."""
     with pytest.raises(ConfigError, match=r"\['error'\]"):
         ParquetSink("out", keep_columns=["id", "error"])
+
+
+def test_two_processes_of_one_attempt_stage_their_files_apart(ragged: Make) -> None:
+    """A step that is run again while its zombie still writes never shares a file with it."""
+    from dataclasses import replace
+
+    from sits_dagster.inference.attempt import open_attempt
+    from sits_dagster.inference.shards import Shard
+    from sits_dagster.testing.trial import FINGERPRINT, NOW
+
+    shards = (Shard(index=0, row_start=0, row_end=8),)
+    attempt = open_attempt(MemoryStore(), FINGERPRINT, shards=shards, rows=8, owner="a", now=NOW)
+    zombie, second = replace(attempt, writer="zombie"), replace(attempt, writer="second")
+    assert zombie.staged("part") != second.staged("part")
+
+
+def test_a_slow_device_is_not_taken_for_a_stall(ragged: Make, expected: Expected) -> None:
+    """Waiting counts from the last thing that moved anywhere in the pipeline, not from one hand-over."""
+    import time
+
+    store, trial = (
+        MemoryStore(),
+        ragged(96, policy={"stall_seconds_max": 0.6, "chunk_rows": 8, "segment_rows": 96}),
+    )
+
+    class Slow(FakeEngine):
+        def predict(self, inputs: Arrays) -> Arrays:
+            time.sleep(0.1)
+            return super().predict(inputs)
+
+    trial.run(store, engine=Slow(trial.signature, trial.function))
+    assert Trial.output(store) == expected(96)
+
+
+def test_rows_that_wait_for_a_batch_are_bounded_in_bytes() -> None:
+    """Rows of ever new shapes do not gather in memory until the window of rows is full."""
+    import numpy as np
+
+    from sits_dagster.inference.batches import Packer
+    from sits_dagster.inference.dataset import Chunk
+    from sits_dagster.inference.encode import EncodedChunk
+    from sits_dagster.inference.engine import ModelSignature, TensorSpec
+    from sits_dagster.inference.sizing import FixedBatchSizer
+
+    signature = ModelSignature(
+        inputs=(TensorSpec(name="x", dtype="float32", shape=(None, None)),), outputs=()
+    )
+    packer = Packer(
+        signature=signature,
+        padding=(),
+        sizer=FixedBatchSizer(8),
+        window_rows_max=10_000,
+        window_bytes_max=100_000,
+    )
+    sent = 0
+    for row in range(200):
+        chunk = Chunk(row_start=row, rows=pa.record_batch({"id": [row]}))
+        x = [np.zeros(1000 + row, np.float32)]
+        batches = packer.add(EncodedChunk(chunk=chunk, rows=np.array([row]), columns={"x": x}))
+        sent += sum(len(batch.rows) for batch in batches)
+        assert packer.bytes_waiting <= 100_000
+    assert sent + packer.rows_waiting == 200
