@@ -48,7 +48,7 @@ demo: setup  ## Run the demo
 
 ui: setup  ## Open the demo in Dagster's UI
 	@mkdir -p "$${SITS_DEMO_HOME:-.sits}/dagster"
-	DAGSTER_HOME="$$(cd "$${SITS_DEMO_HOME:-.sits}/dagster" && pwd)" $(BIN)/dagster dev -m sits_dagster.definitions
+	DAGSTER_HOME="$$(cd "$${SITS_DEMO_HOME:-.sits}/dagster" && pwd)" $(BIN)/dagster dev -p 3000 -m sits_dagster.definitions
 
 test: setup  ## Run the tests: the fast ones in parallel, then those with real Dagster processes
 	$(BIN)/pytest -n logical -m "not dagster and not slow and not gpu"

@@ -68,9 +68,8 @@ def partition_metadata(
 
 def progress_metadata(progress: Progress) -> Mapping[str, dg.MetadataValue[Any]]:
     """Return what an observation shows while a partition is being computed."""
-    done = progress.rows_resumed + progress.rows_predicted
     found: dict[str, dg.MetadataValue[Any]] = {
-        "sits/rows_done": dg.MetadataValue.int(min(done, progress.rows_total)),
+        "sits/rows_done": dg.MetadataValue.int(progress.rows_known),
         "sits/rows_committed": dg.MetadataValue.int(progress.rows_resumed + progress.rows_done),
         "sits/rows_total": dg.MetadataValue.int(progress.rows_total),
     }

@@ -22,7 +22,7 @@ from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError,
 from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSignature, TensorSpec
 from sits_dagster.models.model import model_files
 
-__all__ = ["OnnxEngine", "is_out_of_memory", "load_runtime"]
+__all__ = ["OnnxEngine", "is_device_fault", "is_out_of_memory", "load_runtime"]
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 INSTALL_HINT = 'install exactly one runtime: pip install "sits-dagster[cpu]" or "sits-dagster[gpu]".'
@@ -56,6 +56,11 @@ _arena: dict[str, int] = {}
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of the runtime says that memory ran out; its type does not tell."""
     return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Return whether an error of the runtime says that the device itself failed, whatever the rows."""
+    return not is_out_of_memory(error) and DEVICE_FAULT.search(str(error)) is not None
 
 
 def load_runtime() -> ModuleType:
@@ -204,7 +209,7 @@ class OnnxEngine:
             return DeviceOutOfMemoryError(
                 msg, batch_rows=rows, hint="use smaller batches or a larger device."
             )
-        if DEVICE_FAULT.search(str(error)):
+        if is_device_fault(error):
             msg = f"{self._device.name} ({self._device.uuid}) failed: {error}"
             hint = "look at the device's health; the step is tried again."
             return TransientError(msg, retry_after_seconds=FAULT_RETRY_SECONDS, hint=hint)

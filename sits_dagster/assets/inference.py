@@ -89,7 +89,7 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
         >>> scores.key.to_user_string()
         'scores'
     """
-    _check_options(name, sink, partitions_def, asset_options)
+    _check_options(name, source, sink, partitions_def, asset_options)
     job = InferenceJob(
         model=model,
         source=source,
@@ -208,6 +208,7 @@ def _result(context: dg.AssetExecutionContext, key: dg.AssetKey, done: _Done) ->
 
 def _check_options(
     name: str,
+    source: ParquetDataset,
     sink: ParquetSink,
     partitions_def: dg.PartitionsDefinition[str] | None,
     asset_options: Mapping[str, Any],
@@ -215,21 +216,41 @@ def _check_options(
     if "retry_policy" in asset_options:
         msg = f"Asset {name!r} must not have a retry_policy: it would swallow a cancellation."
         raise ConfigError(msg, hint="passing faults are retried by InferenceResource(retries_max=…).")
-    missing = _placeholders_missing(sink.path, partitions_def)
+    known = _placeholders_known(partitions_def)
+    names = {path: _placeholders(path, known) for path in (source.path, sink.path)}
+    missing = _placeholders_missing(names[sink.path], partitions_def)
     if missing:
         msg = f"Sink path {sink.path!r} of asset {name!r} is the same for several partitions."
         raise ConfigError(msg, hint=f"put {' and '.join(missing)} into the path.")
 
 
-def _placeholders_missing(path: str, partitions_def: dg.PartitionsDefinition[str] | None) -> list[str]:
+def _placeholders_known(partitions_def: dg.PartitionsDefinition[str] | None) -> set[str]:
+    if partitions_def is None:
+        return set()
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        return {"partition_key", *(dimension.name for dimension in partitions_def.partitions_defs)}
+    return {"partition_key"}
+
+
+def _placeholders(path: str, known: set[str]) -> set[str]:
+    """Return the names in braces of a path, each of them known."""
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(path) if name is not None}
+    except ValueError as error:
+        msg = f"Path {path!r} is malformed: {error}."
+        raise ConfigError(msg, hint="write a brace that is part of the path twice.") from error
+    unknown = sorted(names - known)
+    if unknown:
+        msg = f"Path {path!r} has the placeholder {{{unknown[0]}}}, which has no value."
+        available = ", ".join(f"{{{name}}}" for name in sorted(known))
+        raise ConfigError(msg, hint=f"available: {available}." if known else "the asset has no partitions.")
+    return names
+
+
+def _placeholders_missing(names: set[str], partitions_def: dg.PartitionsDefinition[str] | None) -> list[str]:
     """Return the placeholders without which partitions would share a folder."""
     if partitions_def is None:
         return []
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(path)}
-    except ValueError as error:
-        msg = f"Sink path {path!r} is malformed: {error}."
-        raise ConfigError(msg, hint="write a brace that is part of the path twice.") from error
     wanted = ["partition_key"]
     if isinstance(partitions_def, dg.MultiPartitionsDefinition) and "partition_key" not in names:
         wanted = [dimension.name for dimension in partitions_def.partitions_defs]

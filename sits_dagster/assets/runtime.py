@@ -128,7 +128,8 @@ class StepRuntime:
             )
         if not is_done:
             self.context.log.info(
-                f"Stopped, since {stop.reason}: {progress.rows_done} rows were committed in this run."
+                f"Stopped, since {stop.reason}: {progress.rows_done} rows were committed in this run, "
+                f"and {progress.rows_kept} more are kept for the next one."
             )
         return is_done, len(carried)
 

@@ -49,6 +49,9 @@ def build_nightly_schedule(
         >>> build_nightly_schedule([scores], at="01:30", deadline="06:00").cron_schedule
         '30 1 * * *'
     """
+    if not assets:
+        msg = f"Schedule {name!r} has no assets."
+        raise ConfigError(msg, hint="give it the inference assets that run every night.")
     hour, minute = _clock(at, "at")
     if deadline is not None:
         _clock(deadline, "deadline")

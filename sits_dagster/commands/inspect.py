@@ -49,7 +49,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         state = "complete" if item["is_complete"] else "unfinished"
         table.add_row(
             Path(item["path"]).name,
-            state if item["is_sound"] or not item["is_complete"] else "[red]damaged[/red]",
+            state if not (item["damaged"] or item["duplicated"]) else "[red]damaged[/red]",
             *(str(item[name]) for name in ("rows", "rows_written", "rows_quarantined")),
             str(len(item["shards"])),
             str(len(item["segments"])),

@@ -184,7 +184,8 @@ class Attempt:
             f"segment {commit.shard}/{commit.row_start}" if commit else f"generation {self.generation.name}"
         )
         return (
-            f"Attempt {self.epoch} stops: attempt {epoch} ({owner}) has taken over {what}; nothing is lost."
+            f"Attempt {self.epoch} stops: attempt {epoch} ({owner}) has taken over {what}. "
+            "What was committed stays."
         )
 
 

@@ -50,10 +50,10 @@ class Carried:
         return is_known, DecodedBatch(rows=rows, columns=self._columns.slice(start, end - start))
 
 
-def save_carried(attempt: Attempt, part_format: PartFormat, decoded: Sequence[DecodedBatch]) -> None:
-    """Write the results to the generation's control folder for the next attempt."""
+def save_carried(attempt: Attempt, part_format: PartFormat, decoded: Sequence[DecodedBatch]) -> int:
+    """Write the results to the generation's control folder for the next attempt; return their number."""
     if not decoded:
-        return
+        return 0
     rows, columns = join_decoded(decoded)
     batch = columns.add_column(0, ROW_COLUMN, pa.array(rows))
     path = f"{attempt.names.carried}/{attempt.epoch:08d}-{rows[0]:012d}{part_format.suffix}"
@@ -62,7 +62,8 @@ def save_carried(attempt: Attempt, part_format: PartFormat, decoded: Sequence[De
         writer.write(batch)
         writer.close()
     except StorageError:
-        return  # a cache only: a full disk must not turn a clean stop into a failure
+        return 0  # a cache only: a full disk must not turn a clean stop into a failure
+    return len(rows)
 
 
 def load_carried(attempt: Attempt, part_format: PartFormat, shards: Sequence[Shard]) -> Carried:

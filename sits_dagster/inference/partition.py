@@ -121,6 +121,7 @@ def run_attempt(  # noqa: PLR0913 - keyword-only collaborators
 ) -> tuple[bool, Carried]:
     """Compute and commit what is missing of some shards; return whether all is done, and what was carried."""
     carried = load_carried(attempt, work.part_format, shards)
+    progress.rows_carried = len(carried)
     progress.rows_total = sum(shard.row_end - shard.row_start for shard in shards)
     indices = {shard.index for shard in shards}
     progress.rows_resumed = sum(commit.range.rows for commit in attempt.commits if commit.shard in indices)

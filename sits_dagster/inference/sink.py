@@ -40,6 +40,9 @@ class ParquetSink:
         if not self.path:
             msg = "ParquetSink needs a path."
             raise ConfigError(msg)
+        if isinstance(self.keep_columns, str):
+            msg = f"keep_columns must be a list of names, got the text {self.keep_columns!r}."
+            raise ConfigError(msg, hint=f"write keep_columns=[{self.keep_columns!r}].")
         if self.compression not in CODECS:
             msg = f"ParquetSink has no compression {self.compression!r}."
             raise ConfigError(msg, hint=f"choose one of {', '.join(CODECS)}.")

@@ -32,5 +32,8 @@ class ParquetDataset:
         if not self.path:
             msg = "ParquetDataset needs a path."
             raise ConfigError(msg)
+        if isinstance(self.columns, str):
+            msg = f"columns must be a list of names, got the text {self.columns!r}."
+            raise ConfigError(msg, hint=f"write columns=[{self.columns!r}].")
         if self.columns is not None:
             object.__setattr__(self, "columns", tuple(self.columns))

@@ -11,6 +11,8 @@ TRACE_POINTS_MAX = 512
 SUMMED = (
     "rows_total",
     "rows_resumed",
+    "rows_carried",
+    "rows_kept",
     "rows_done",
     "rows_written",
     "rows_quarantined",
@@ -46,10 +48,14 @@ class Progress:
     Args:
         rows_total: Input rows of the partition.
         rows_resumed: Input rows that were committed before.
+        rows_carried: Rows whose results a stopped run had left ready.
+        rows_kept: Rows whose results this run leaves ready, as it was stopped.
     """
 
     rows_total: int = 0
     rows_resumed: int = 0
+    rows_carried: int = 0
+    rows_kept: int = 0
     rows_done: int = 0
     rows_written: int = 0
     rows_quarantined: int = 0
@@ -113,11 +119,16 @@ class Progress:
         return self.rows_predicted / self.wall_seconds if self.wall_seconds > 0 else None
 
     @property
+    def rows_known(self) -> int:
+        """Rows that have a result by now, whoever computed it."""
+        known = self.rows_resumed + max(self.rows_carried + self.rows_predicted, self.rows_done)
+        return min(known, self.rows_total)
+
+    @property
     def seconds_left(self) -> float | None:
         """Seconds until the partition is done at the present speed; `None` while unknown."""
         speed = self.rows_per_second
-        rows = self.rows_total - self.rows_resumed - max(self.rows_predicted, self.rows_done)
-        return max(0, rows) / speed if speed else None
+        return (self.rows_total - self.rows_known) / speed if speed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class SegmentWriter:
             head.cut()
             if head.row_end != head.row_start:
                 self._commit(head)
-        save_carried(self._attempt, self._format, ahead)
+        self._progress.rows_kept = save_carried(self._attempt, self._format, ahead)
 
     def abort(self) -> None:
         """Remove the file that is being written."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sits_dagster.adapters.onnx_engine import is_out_of_memory
+from sits_dagster.adapters.onnx_engine import is_device_fault, is_out_of_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,3 +82,18 @@ def test_the_known_words_for_no_memory(error: BaseException) -> None:
 def test_other_errors_are_not_about_memory(text: str) -> None:
     """A broken device or model is not retried in ever smaller batches."""
     assert not is_out_of_memory(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fault"),
+    [
+        ("CUDA failure 700: an illegal memory access was encountered", True),
+        ("CUDNN_STATUS_EXECUTION_FAILED", True),
+        ("cudaErrorECCUncorrectable", True),
+        ("CUDA failure 2: out of memory", False),
+        ("Non-zero status code returned while running Reshape node", False),
+    ],
+)
+def test_a_broken_device_is_told_from_a_bad_row(text: str, *, is_fault: bool) -> None:
+    """What no row is to blame for is tried again, and never sets good rows apart."""
+    assert is_device_fault(RuntimeError(text)) is is_fault

@@ -117,11 +117,26 @@ def test_retry_policy_is_refused(workspace: Workspace) -> None:
         workspace.asset(retry_policy=dg.RetryPolicy(max_retries=1))
 
 
-@pytest.mark.parametrize("path", ["out", "out/{day}", "out/{partition_key[0]}"])
-def test_sink_that_does_not_tell_partitions_apart_is_refused(workspace: Workspace, path: str) -> None:
+def test_sink_that_does_not_tell_partitions_apart_is_refused(workspace: Workspace) -> None:
     """A sink path that is the same for several partitions is refused when the asset is built."""
     with pytest.raises(ConfigError, match=r"the same for several partitions.*\{partition_key\}"):
-        workspace.asset(sink=ParquetSink(path))
+        workspace.asset(sink=ParquetSink("out"))
+
+
+@pytest.mark.parametrize("path", ["in/{day}", "in/{partition}", "in/{partition_key[0]}"])
+def test_unknown_placeholder_is_refused(workspace: Workspace, path: str) -> None:
+    """A misspelt placeholder of either path is refused when the asset is built, with those that there are."""
+    for changes in ({"source": ParquetDataset(path)}, {"sink": ParquetSink(path)}):
+        with pytest.raises(ConfigError, match=r"has no value. Hint: available: \{partition_key\}"):
+            workspace.asset(**changes)
+
+
+def test_text_in_place_of_columns_is_refused() -> None:
+    """One name without its list is refused with what to write instead."""
+    with pytest.raises(ConfigError, match=r"keep_columns=\['id'\]"):
+        ParquetSink("out/{partition_key}", keep_columns="id")
+    with pytest.raises(ConfigError, match=r"columns=\['x'\]"):
+        ParquetDataset("in/{partition_key}", columns="x")
 
 
 def test_malformed_sink_is_refused(workspace: Workspace) -> None:

@@ -96,9 +96,9 @@ def test_asset_without_partitions(workspace: Workspace, fan_out: bool) -> None:
 
 
 def test_placeholder_without_partitions_is_an_error(workspace: Workspace) -> None:
-    """A path with a placeholder in an asset without partitions fails the run and is named."""
-    asset = workspace.asset(partitions_def=None, backfill_policy=None)
-    assert "'in/{partition_key}' has a placeholder without a value" in workspace.run(asset, key=None).error
+    """A path with a placeholder in an asset without partitions is refused when the asset is built."""
+    with pytest.raises(ConfigError, match=r"'in/\{partition_key\}'.*the asset has no partitions"):
+        workspace.asset(partitions_def=None, backfill_policy=None)
 
 
 @FAN_OUT

@@ -155,6 +155,9 @@ def test_lease_as_dagster_runs_it(tmp_path: Path) -> None:
 
 
 def test_two_slots_let_two_runs_in(tmp_path: Path) -> None:
+    assert pool(tmp_path, slots_per_device=2).devices()[0].memory_bytes_limit == (
+        pool(tmp_path).devices()[0].memory_bytes_limit // 2
+    )
     resource = pool(tmp_path, slots_per_device=2, lease_seconds_max=0)
     with lease(resource, "run 1") as one, lease(resource, "run 2") as two:
         assert one == two
