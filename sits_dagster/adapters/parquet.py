@@ -66,8 +66,8 @@ class ParquetReader:
         file_start = 0
         for file in self._partition.files:
             file_end = file_start + file.rows
-            if file_end > row_start and file_start < row_end:
-                first, last = max(row_start, file_start), min(row_end, file_end)
+            first, last = max(row_start, file_start), min(row_end, file_end)
+            if first < last:
                 row = first
                 for batch in self._read_file(file, first - file_start, last - file_start, bytes_max):
                     for chunk in _cut(batch, row, rows_max, bytes_max):

@@ -42,7 +42,7 @@ def ask(code: str, *, library: Path | None, gpus: list[str] | None = None, **var
     if library is not None:
         environment["LD_LIBRARY_PATH"] = str(library)
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program],
         env=environment,
         capture_output=True,
         text=True,
