@@ -101,14 +101,14 @@ def product_memory(arguments: dict[str, Any]) -> None:
 
 
 def model_memory(arguments: dict[str, Any]) -> None:
-    """Load the model as the product does and run the largest batch a few times."""
+    """Load the model into an arena of its own and run the largest batch a few times."""
     import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = arguments["threads"]
     options.enable_mem_pattern = False
-    # The product's arena takes what is asked for; the default one takes powers of two, up to twice that.
+    # An arena that takes just what is asked for: the least that the model itself needs for the batch.
     info = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sits_dagster.errors import ConfigError
+from sits_dagster.inference.source import column_names
 
 __all__ = ["QUARANTINE_COLUMNS", "ParquetSink"]
 
@@ -40,13 +41,10 @@ class ParquetSink:
         if not self.path:
             msg = "ParquetSink needs a path."
             raise ConfigError(msg)
-        if isinstance(self.keep_columns, str):
-            msg = f"keep_columns must be a list of names, got the text {self.keep_columns!r}."
-            raise ConfigError(msg, hint=f"write keep_columns=[{self.keep_columns!r}].")
         if self.compression not in CODECS:
             msg = f"ParquetSink has no compression {self.compression!r}."
             raise ConfigError(msg, hint=f"choose one of {', '.join(CODECS)}.")
-        object.__setattr__(self, "keep_columns", tuple(self.keep_columns))
+        object.__setattr__(self, "keep_columns", column_names("keep_columns", self.keep_columns))
         taken = sorted(set(self.keep_columns) & set(QUARANTINE_COLUMNS))
         if taken:
             msg = f"Columns {taken} cannot be kept: the quarantine has columns of these names."

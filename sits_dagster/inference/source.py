@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sits_dagster.errors import ConfigError
 
-__all__ = ["ParquetDataset"]
+__all__ = ["ParquetDataset", "column_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,17 @@ class ParquetDataset:
         if not self.path:
             msg = "ParquetDataset needs a path."
             raise ConfigError(msg)
-        if isinstance(self.columns, str):
-            msg = f"columns must be a list of names, got the text {self.columns!r}."
-            raise ConfigError(msg, hint=f"write columns=[{self.columns!r}].")
         if self.columns is not None:
-            object.__setattr__(self, "columns", tuple(self.columns))
+            object.__setattr__(self, "columns", column_names("columns", self.columns))
+
+
+def column_names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of an argument as they were given.
+
+    Raises:
+        ConfigError: It is one text, whose letters would count as names.
+    """
+    if isinstance(names, str):
+        msg = f"{argument} must be a list of names, got the text {names!r}."
+        raise ConfigError(msg, hint=f"write {argument}=[{names!r}].")
+    return tuple(names)
