@@ -25,7 +25,7 @@ from sits_dagster.inference.pipeline import PartitionWork
 from sits_dagster.inference.policy import PipelinePolicy
 from sits_dagster.inference.sink import ParquetSink
 from sits_dagster.inference.source import ParquetDataset
-from sits_dagster.models.graph import input_names
+from sits_dagster.models.graph.files import input_names
 from sits_dagster.models.model import OnnxModel, model_digest, model_files
 
 __all__ = ["InferenceJob", "OpenPartition", "PartitionName", "current_digest", "now_utc"]

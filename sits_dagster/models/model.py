@@ -118,6 +118,6 @@ def _external_files(model: Path) -> tuple[Path, ...]:
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         if view.find(b"location") < 0:
             return ()
-    from sits_dagster.models.graph import external_data_files  # noqa: PLC0415 - onnx is heavy
+    from sits_dagster.models.graph.files import external_data_files  # noqa: PLC0415 - heavy
 
     return external_data_files(model)

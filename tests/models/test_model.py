@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sits_dagster.errors import ConfigError, ModelError
-from sits_dagster.models.graph import external_data_files
+from sits_dagster.models.graph.files import external_data_files
 from sits_dagster.models.model import OnnxModel, Padding, model_digest
 
 edges = st.lists(st.integers(1, 50), min_size=1, max_size=5, unique=True).map(lambda e: tuple(sorted(e)))

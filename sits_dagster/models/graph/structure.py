@@ -1,0 +1,131 @@
+"""A computation graph as plain values: what the cost and memory models read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+__all__ = ["ELEMENT_BITS", "Attribute", "Dimension", "Graph", "Node", "TensorType"]
+
+Dimension: TypeAlias = int | str | None
+"""A length, the name of a free axis, or `None` where nothing is known."""
+
+Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+
+# Bits of one element. A string is a pointer, a length and room for a short text in the runtime.
+ELEMENT_BITS: Mapping[str, int] = {
+    "bool": 8,
+    "string": 256,
+    "bfloat16": 16,
+    "complex64": 64,
+    "complex128": 128,
+    **{f"float{bits}": bits for bits in (16, 32, 64)},
+    **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"float8{kind}": 8 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0")},
+    "float4e2m1": 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The element type and the shape of one tensor.
+
+    Args:
+        dtype: NumPy name of the element type, or one of the small types of ONNX (`"bfloat16"`, `"int4"`, …).
+        shape: One length or name an axis; `None` where even the rank is unknown.
+    """
+
+    dtype: str
+    shape: tuple[Dimension, ...] | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every length is a number."""
+        return self.shape is not None and all(isinstance(length, int) for length in self.shape)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of all axes; empty where one of them is unknown (see `is_known`)."""
+        return (
+            tuple(length for length in self.shape or () if isinstance(length, int)) if self.is_known else ()
+        )
+
+    @property
+    def elements(self) -> int:
+        """How many elements there are; 0 where a length is unknown."""
+        return math.prod(self.lengths) if self.is_known else 0
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes they take; 0 where a length is unknown."""
+        return (self.elements * ELEMENT_BITS.get(self.dtype, 8) + 7) // 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator call.
+
+    Args:
+        name: Its name, or `""`.
+        operator: The operator's name, such as `"Conv"`.
+        domain: The operator's domain; `""` is ONNX's own.
+        inputs: Names of its inputs in order; `""` is an optional one that is left out.
+        outputs: Names of its outputs in order; `""` is one that nobody wants.
+        attributes: Its numbers and texts; tensors and graphs are left out.
+        bodies: The graphs that it runs (If, Loop, Scan), with their attributes' names.
+        captured: Names from outside that its bodies read.
+    """
+
+    operator: str
+    name: str = ""
+    domain: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    bodies: Mapping[str, Graph] = field(default_factory=dict[str, "Graph"])
+    captured: tuple[str, ...] = ()
+
+    def integer(self, name: str, default: int) -> int:
+        """Return an integer attribute, or the default where it is left out."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of integers, or nothing where it is left out."""
+        value = self.attributes.get(name, ())
+        return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of everything it reads, without those left out."""
+        return tuple(name for name in (*self.inputs, *self.captured) if name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Operator calls in an order in which they can run.
+
+    Args:
+        nodes: The calls.
+        inputs: What a caller gives, by name in graph order.
+        outputs: What a caller gets, by name in graph order.
+        constants: Weights and other constants, by name.
+        types: Types of tensors in between that the file tells.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    constants: Mapping[str, TensorType]
+    types: Mapping[str, TensorType] = field(default_factory=dict[str, TensorType])
+
+    def folded(self) -> frozenset[str]:
+        """Return the names that are known before any row is: constants, and what follows from them alone."""
+        names = set(self.constants)
+        for node in self.nodes:
+            is_random = node.operator.startswith("Random") or node.operator in {"Bernoulli", "Multinomial"}
+            if not is_random and all(name in names for name in node.reads):
+                names.update(name for name in node.outputs if name)
+        return frozenset(names)
