@@ -1,4 +1,4 @@
-"""Reading an ONNX graph. The only importer of `onnx` besides the demo."""
+"""An ONNX file: opening it, and the files that it refers to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-__all__ = ["external_data_files", "input_names"]
+__all__ = ["external_data_files", "input_names", "load_proto"]
 
 
 def external_data_files(model: Path) -> tuple[Path, ...]:
@@ -22,7 +22,7 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
         ModelError: The file is not an ONNX model, or refers to a file that is missing or outside of
             the model's folder.
     """
-    proto = _load(model)
+    proto = load_proto(model)
     names = {
         entry.value
         for tensor in _tensors(proto.graph)
@@ -38,12 +38,17 @@ def input_names(model: Path) -> tuple[str, ...]:
     Raises:
         ModelError: The file is missing or not an ONNX model.
     """
-    graph = _load(model).graph
+    graph = load_proto(model).graph
     given = {tensor.name for tensor in graph.initializer}
     return tuple(value.name for value in graph.input if value.name not in given)
 
 
-def _load(model: Path) -> ModelProto:
+def load_proto(model: Path) -> ModelProto:
+    """Return the file's message; external tensors are not read.
+
+    Raises:
+        ModelError: The file is missing or not an ONNX model.
+    """
     import onnx
 
     try:

@@ -1,0 +1,209 @@
+"""The types of a graph's tensors for given input shapes, by the libraries that infer them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sits_dagster.errors import ModelError
+from sits_dagster.models.graph.files import external_data_files, load_proto
+from sits_dagster.models.graph.reading import (
+    check_lengths,
+    constant_types,
+    graph_of,
+    tensor_type,
+    value_type,
+)
+from sits_dagster.models.graph.structure import Graph, Node, TensorType
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+__all__ = ["BoundTypes", "GraphFile"]
+
+CONSTANT_BYTES_KEPT = 4096  # larger constants never steer a shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTypes:
+    """The types of all tensors for given input shapes.
+
+    Args:
+        types: By name, those of nested graphs too.
+        unknown: Names of run-time tensors whose shape no library could tell.
+        used: The libraries that were asked, in order.
+    """
+
+    types: Mapping[str, TensorType]
+    unknown: tuple[str, ...]
+    used: tuple[str, ...]
+
+
+class GraphFile:
+    """An ONNX file without its weights, opened for analysis.
+
+    Args:
+        path: The `.onnx` file.
+
+    Raises:
+        ModelError: The file is broken, refers to data that is missing or outside of its folder, or nests
+            graphs too deeply.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        external_data_files(path)
+        proto = load_proto(path)
+        if proto.functions:
+            proto = _inlined(proto, path)
+        check_lengths(proto.graph, path)
+        self.opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+        self.graph = graph_of(proto.graph, 0, path)
+        self._folded = self.graph.folded()
+        self._stripped = _strip(proto)
+
+    def types(self, shapes: Mapping[str, tuple[int, ...]]) -> BoundTypes:
+        """Return the types of all tensors when the inputs have these shapes.
+
+        What onnx itself leaves open is asked of `onnx_shape_inference` where that is installed.
+        """
+        bound = _bind(self._stripped, shapes)
+        types = dict(self.graph.constants)
+        types.update(_infer_by_onnx(bound))
+        used = ["onnx"]
+        unknown = self._unknown(types)
+        if unknown:
+            found = _infer_by_onnx_shape_inference(bound)
+            if found is not None:
+                used.append("onnx-shape-inference")
+                for name, kind in found.items():
+                    if kind.is_known and not (name in types and types[name].is_known):
+                        types[name] = kind
+                unknown = self._unknown(types)
+        return BoundTypes(types=types, unknown=unknown, used=tuple(used))
+
+    def _unknown(self, types: Mapping[str, TensorType]) -> tuple[str, ...]:
+        return tuple(
+            name
+            for node in _all_nodes(self.graph)
+            for name in node.outputs
+            if name and name not in self._folded and not (name in types and types[name].is_known)
+        )
+
+
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        yield node
+        for body in node.bodies.values():
+            yield from _all_nodes(body)
+
+
+def _inlined(proto: ModelProto, path: Path) -> ModelProto:
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:  # the library raises many types
+        msg = f"The functions of model {str(path)!r} cannot be put in line: {error}"
+        raise ModelError(msg, hint="export the model without recursive functions.") from error
+
+
+def _strip(proto: ModelProto) -> ModelProto:
+    """Make large weights typed inputs, so that no library ever touches their bytes; uses up the message."""
+    import onnx
+
+    graph = proto.graph
+    inputs = {value.name for value in graph.input}
+    kept: list[onnx.TensorProto] = []
+    for tensor in graph.initializer:
+        if tensor_type(tensor).bytes <= CONSTANT_BYTES_KEPT:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(tensor)
+            kept.append(copy)
+        elif tensor.name not in inputs:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            graph.input.append(value)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for node in graph.node:
+        if node.op_type != "Constant":
+            continue
+        for attribute in node.attribute:
+            if attribute.HasField("t") and tensor_type(attribute.t).bytes > CONSTANT_BYTES_KEPT:
+                graph.input.append(
+                    onnx.helper.make_tensor_value_info(
+                        node.output[0], attribute.t.data_type, list(attribute.t.dims)
+                    )
+                )
+                node.op_type = ""
+                node.attribute[0].Clear()
+                break
+    kept_nodes = [node for node in graph.node if node.op_type]
+    if len(kept_nodes) < len(graph.node):
+        copies: list[onnx.NodeProto] = []
+        for node in kept_nodes:
+            copied = onnx.NodeProto()
+            copied.CopyFrom(node)
+            copies.append(copied)
+        del graph.node[:]
+        graph.node.extend(copies)
+    return proto
+
+
+def _bind(proto: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
+    import onnx
+
+    bound = onnx.ModelProto()
+    bound.CopyFrom(proto)
+    del bound.graph.value_info[:]
+    for value in bound.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for value in bound.graph.input:
+        if value.name in shapes:
+            shape = value.type.tensor_type.shape
+            shape.Clear()
+            value.type.tensor_type.shape.SetInParent()
+            for length in shapes[value.name]:
+                shape.dim.add().dim_value = length
+    return bound
+
+
+def _infer_by_onnx(proto: ModelProto) -> dict[str, TensorType]:
+    import onnx
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception:  # noqa: BLE001 - an inference error leaves shapes open, which is reported by name
+        return dict(_collect(proto.graph))
+    return dict(_collect(inferred.graph))
+
+
+def _infer_by_onnx_shape_inference(proto: ModelProto) -> dict[str, TensorType] | None:
+    try:
+        values: Any = importlib.import_module("onnx_ir")
+        library: Any = importlib.import_module("onnx_shape_inference")
+    except ImportError:
+        return None
+    with contextlib.suppress(Exception):  # what it cannot do stays open, and is reported by name
+        inferred = library.infer_symbolic_shapes(values.from_proto(proto), warn_on_missing=False)
+        return dict(_collect(values.to_proto(inferred).graph))
+    return None
+
+
+def _collect(graph: GraphProto) -> Iterator[tuple[str, TensorType]]:
+    for values in (graph.input, graph.value_info, graph.output):
+        for value in values:
+            yield value.name, value_type(value)
+    for tensor in graph.initializer:
+        yield tensor.name, tensor_type(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            yield from constant_types(node).items()
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _collect(attribute.g)
