@@ -56,7 +56,7 @@ test: setup  ## Run the tests: the fast ones in parallel, then those with real D
 
 test-lowest: setup  ## Run the fast tests with the lowest versions that pyproject.toml allows
 	$(UV) venv --quiet --clear --python $(LOWEST_PYTHON) $(LOWEST)
-	$(UV) pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[cpu,demo,dev]'
+	$(UV) pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[cpu,demo,dev,triton]'
 	$(LOWEST)/bin/python -m pytest -n logical -o filterwarnings=default -m "not dagster and not slow and not gpu"
 
 check: setup  ## Check format, lint, types, import contracts, documents and spelling
@@ -76,7 +76,7 @@ lock: COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --python-v
 	--group lock --extra cpu --extra demo --extra ui
 lock: setup  ## Resolve requirements.lock and requirements-dev.lock again (UPGRADE=--upgrade for newer releases)
 	$(COMPILE) $(UPGRADE) --output-file requirements.lock
-	$(COMPILE) $(UPGRADE) --extra s3 --extra dev --output-file requirements-dev.lock
+	$(COMPILE) $(UPGRADE) --extra s3 --extra triton --extra dev --output-file requirements-dev.lock
 
 bench: setup  ## Measure throughput, as JSON
 	$(BIN)/python benchmarks/throughput.py --json

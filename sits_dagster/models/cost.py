@@ -1,12 +1,17 @@
-"""What one operator call costs: arithmetic and memory traffic, from its shapes."""
+"""What operator calls cost: arithmetic and memory traffic, from their shapes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from sits_dagster.models.call import Call, UncostedError
+from sits_dagster.models.graph.structure import Graph, Node, TensorType
 from sits_dagster.models.linear import Linear
+from sits_dagster.models.operators import Operator, everything, find_operator
 
-__all__ = ["KernelCost"]
+__all__ = ["CostedNode", "GraphCost", "KernelCost", "NodeCost", "Uncosted", "graph_costs", "node_cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +27,211 @@ class KernelCost:
     operator: str
     flops: Linear
     bytes_moved: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCost:
+    """What one call costs.
+
+    Args:
+        flops: Floating point (or integer) operations; a multiply-add counts as two.
+        bytes_moved: Bytes of inputs read once, weights too, and of outputs written once.
+        is_known: Whether both numbers are; otherwise they are what could be told, mostly 0.
+        reason: Why they are not known, naming the operator or the tensor; `""` where they are.
+    """
+
+    flops: int
+    bytes_moved: int
+    is_known: bool = True
+    reason: str = ""
+
+    def times(self, runs: int) -> NodeCost:
+        """Return the cost of so many calls."""
+        return replace(self, flops=self.flops * runs, bytes_moved=self.bytes_moved * runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedNode:
+    """One call and its cost.
+
+    Args:
+        operator: The operator's name, behind its domain where that is not ONNX's own.
+        name: The call's name, behind those of the If, Loop or Scan around it: `"loop/add"`.
+        cost: Of all its runs.
+    """
+
+    operator: str
+    name: str
+    cost: NodeCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncosted:
+    """Calls of one operator whose cost is not known.
+
+    Args:
+        count: How many there are.
+        share: Of all calls, 0 to 1.
+        reason: Why the first of them is not known.
+    """
+
+    count: int
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCost:
+    """What one run of a graph costs.
+
+    Args:
+        nodes: Its calls in order, without folded ones; a body's calls stand for its If, Loop or Scan.
+        warnings: What was assumed.
+    """
+
+    nodes: tuple[CostedNode, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Operations of all calls; a multiply-add counts as two."""
+        return sum(node.cost.flops for node in self.nodes)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that all calls read and write."""
+        return sum(node.cost.bytes_moved for node in self.nodes)
+
+    @property
+    def uncosted(self) -> Mapping[str, Uncosted]:
+        """The calls whose cost is not known, by operator."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            if not node.cost.is_known:
+                found.setdefault(node.operator, []).append(node.cost.reason)
+        return {
+            operator: Uncosted(count=len(reasons), share=len(reasons) / len(self.nodes), reason=reasons[0])
+            for operator, reasons in found.items()
+        }
+
+
+def node_cost(
+    node: Node, types: Mapping[str, TensorType], constants: Mapping[str, TensorType] | None = None
+) -> NodeCost:
+    """Return what a call costs when its tensors have these types; never fails.
+
+    Args:
+        node: The call. Of one that runs other graphs, nothing is known here: see `graph_costs`.
+        types: Types by name, for a given number of rows.
+        constants: Types of weights, where `types` lacks them.
+    """
+    call = Call(node, {**(constants or {}), **types} if constants else types)
+    operator = find_operator(node.domain, node.operator)
+    if operator is None or node.bodies:
+        reason = f"the operator {_full_name(node)!r} is not in the cost table"
+        return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=reason)
+    return _known_cost(call, operator)
+
+
+def _known_cost(call: Call, operator: Operator) -> NodeCost:
+    try:
+        flops = operator.flops(call)
+    except UncostedError as error:
+        return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=str(error))
+    if flops < 0:
+        reason = f"{_full_name(call.node)} has a negative attribute"
+        return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=reason)
+    try:
+        return NodeCost(flops=flops, bytes_moved=operator.bytes_moved(call))
+    except UncostedError as error:
+        return NodeCost(flops=flops, bytes_moved=0, is_known=False, reason=str(error))
+
+
+def _bytes_or_0(call: Call) -> int:
+    try:
+        return everything(call)
+    except UncostedError:
+        return 0
+
+
+def _full_name(node: Node) -> str:
+    return f"{node.domain}.{node.operator}" if node.domain else node.operator
+
+
+def graph_costs(graph: Graph, types: Mapping[str, TensorType]) -> GraphCost:
+    """Return what a graph's calls cost when its tensors have these types; never fails.
+
+    What is folded before the first row costs nothing. An If costs its dearest branch, a Scan its body for
+    each step, and a Loop its body for each step that its outputs tell of, otherwise once, with a warning.
+
+    Args:
+        graph: The graph.
+        types: Types by name, those inside of bodies too, for a given number of rows.
+    """
+    return _costs(graph, ChainMap(dict(types)), "")
+
+
+def _costs(graph: Graph, types: ChainMap[str, TensorType], path: str) -> GraphCost:
+    known = ChainMap(_own_types(graph, types), types)
+    folded = graph.folded()
+    nodes: list[CostedNode] = []
+    warnings: list[str] = []
+    for node in graph.nodes:
+        if all(name in folded for name in node.outputs if name):
+            continue
+        name = path + (node.name or node.operator)
+        if node.bodies and not node.domain and node.operator in {"If", "Loop", "Scan"}:
+            inside = _body_costs(node, known, name)
+            nodes += inside.nodes
+            warnings += inside.warnings
+        else:
+            cost = node_cost(node, known)
+            nodes.append(CostedNode(operator=_full_name(node), name=name, cost=cost))
+    return GraphCost(nodes=tuple(nodes), warnings=tuple(warnings))
+
+
+def _own_types(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+    """Return the constants, and what the file declares where the given types do not know."""
+    declared = {**graph.types, **graph.inputs, **graph.outputs}
+    unknown = {name for name in declared if name not in types or not types[name].is_known}
+    return {**{name: declared[name] for name in unknown}, **graph.constants}
+
+
+def _body_costs(node: Node, types: ChainMap[str, TensorType], name: str) -> GraphCost:
+    costs = [_costs(body, types, f"{name}/") for body in node.bodies.values()]
+    if node.operator != "If":
+        runs, warnings = _runs(node, types, name)
+        nodes = tuple(replace(inner, cost=inner.cost.times(runs)) for cost in costs for inner in cost.nodes)
+        return GraphCost(
+            nodes=nodes, warnings=(*warnings, *(text for cost in costs for text in cost.warnings))
+        )
+    dearest = max(costs, key=lambda cost: (cost.flops, cost.bytes_moved))
+    left_out = {operator for cost in costs if cost is not dearest for operator in cost.uncosted}
+    if not left_out:
+        return dearest
+    warning = (
+        f"{name!r}: the branch not taken may be dearer, its {', '.join(sorted(left_out))} not being known"
+    )
+    return replace(dearest, warnings=(*dearest.warnings, warning))
+
+
+def _runs(node: Node, types: Mapping[str, TensorType], name: str) -> tuple[int, tuple[str, ...]]:
+    """Return how often a Loop or Scan runs its body, and a warning where that is assumed."""
+    for tensor, axis in _stacked(node):
+        shape = types[tensor].shape if tensor in types else None
+        length = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+        if isinstance(length, int) and length >= 0:
+            return length, ()
+    return 1, (f"{name!r}: {node.operator} is counted as one run: its number of runs is not known",)
+
+
+def _stacked(node: Node) -> Iterator[tuple[str, int]]:
+    """Yield the tensors of which each run reads or writes one slice, and the axis along which it does."""
+    if node.operator == "Scan":
+        number = max(0, node.integer("num_scan_inputs", 0))
+        axes = node.integers("scan_input_axes")
+        names = node.inputs[max(0, len(node.inputs) - number) :]
+        yield from ((name, axes[index] if index < len(axes) else 0) for index, name in enumerate(names))
+    else:
+        carried = max(0, len(node.inputs) - 2)  # without the number of runs and the condition
+        yield from ((name, 0) for name in node.outputs[carried:] if name)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from sits_dagster.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-__all__ = ["external_data_files", "input_names", "load_proto"]
+__all__ = ["external_data_files", "input_names", "keep_inputs", "load_proto"]
 
 
 def external_data_files(model: Path) -> tuple[Path, ...]:
@@ -56,6 +56,27 @@ def load_proto(model: Path) -> ModelProto:
     except Exception as error:  # protobuf raises its own, undocumented types
         msg = f"{str(model)!r} is not an ONNX model: {error}"
         raise ModelError(msg, hint="export or copy the model again.") from error
+
+
+def keep_inputs(model: Path, names: Collection[str]) -> None:
+    """Take every other input out of the file.
+
+    ONNX Runtime's optimised graphs still ask for inputs whose default values it has folded away.
+    """
+    import onnx
+
+    proto = load_proto(model)
+    kept = [value for value in proto.graph.input if value.name in names]
+    if len(kept) == len(proto.graph.input):
+        return
+    copies: list[ValueInfoProto] = []
+    for value in kept:
+        copy = onnx.ValueInfoProto()
+        copy.CopyFrom(value)
+        copies.append(copy)
+    del proto.graph.input[:]
+    proto.graph.input.extend(copies)
+    model.write_bytes(proto.SerializeToString())
 
 
 def _resolve(model: Path, name: str) -> Path:

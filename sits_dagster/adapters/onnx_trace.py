@@ -1,0 +1,177 @@
+"""What ONNX Runtime itself tells of a model: its optimised graph, the shapes in it and the memory it takes.
+
+Its profile carries every node's output shapes and the arena's counters; its node statistics are the only
+source of the memory that a node takes while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sits_dagster.adapters.onnx_engine import is_out_of_memory, load_runtime
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
+from sits_dagster.models.graph.structure import TensorType
+from sits_dagster.models.trace import CallTrace, TracedNode
+
+__all__ = ["OPTIONS", "PROVIDER", "TracedSession", "optimize", "runtime_version"]
+
+LOG_FATAL_ONLY = 4
+NODE_SUFFIX = "_kernel_time"
+STATISTICS_COLUMNS = 5  # name, inputs, initializers, dynamic sizes, temporary allocations
+ELEMENT_TYPES = {"float": "float32", "double": "float64"}
+PROVIDER = "CPUExecutionProvider"
+OPTIONS = "memory pattern off, 1 thread"
+
+
+def runtime_version() -> str:
+    """Return the version of the ONNX Runtime that is installed."""
+    return str(load_runtime().__version__)
+
+
+def optimize(model: Path, target: Path) -> None:
+    """Write ONNX Runtime's optimised graph of a model; loaded without optimisation it plans alike everywhere.
+
+    Raises:
+        ModelError: The runtime does not load the model.
+    """
+    runtime = load_runtime()
+    options = _options(runtime)
+    options.optimized_model_filepath = str(target)
+    # Larger weights go to a file beside it: a message of protobuf ends at 2 GB.
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", f"{target.name}.data"
+    )
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", "1048576"
+    )
+    _open(runtime, model, options)
+
+
+class TracedSession:
+    """A model loaded as it is in the file, on an arena of its own.
+
+    Args:
+        model: The `.onnx` file: an optimised one, or one whose own nodes are of interest.
+
+    Raises:
+        ModelError: The runtime does not load the model.
+    """
+
+    def __init__(self, model: Path) -> None:
+        runtime = load_runtime()
+        self._folder = tempfile.TemporaryDirectory(prefix="sits-trace-")
+        self._statistics = Path(self._folder.name) / "nodes.csv"
+        options = _options(runtime)
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(self._folder.name) / "profile")
+        options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(self._statistics))
+        self._session: Any = _open(runtime, model, options)
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
+        """Return the outputs of one call.
+
+        Raises:
+            DeviceOutOfMemoryError: The call did not fit into memory.
+            ModelError: The model refuses the arrays, or gives something else than tensors.
+        """
+        try:
+            outputs = self._session.run(self._outputs, dict(feeds))
+        except Exception as error:  # the runtime's errors have no common base
+            if is_out_of_memory(error):
+                msg = f"A call does not fit into memory: {error}"
+                raise DeviceOutOfMemoryError(msg, batch_rows=0) from error
+            msg = f"The model fails: {error}"
+            raise ModelError(msg, hint="give the shapes that it takes with --shape.") from error
+        if not all(isinstance(output, np.ndarray) for output in outputs):
+            msg = "The model gives sequences or maps, not tensors; its rows cannot be told apart."
+            raise ModelError(msg, hint="export the model without ZipMap or sequence outputs.")
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def finish(self) -> CallTrace:
+        """Close the session and return the trace of its last call, which must have succeeded.
+
+        Workspaces are the largest of all calls.
+        """
+        profile = Path(self._session.end_profiling())
+        self._session = None  # the statistics are written when the session ends
+        events = json.loads(profile.read_text(encoding="utf-8"))
+        workspaces = _workspaces(self._statistics)
+        self._folder.cleanup()
+        calls = _calls(events)
+        first, last = calls[0], calls[-1]
+        before = first[0]["args"]
+        seconds = [event["dur"] for event in events if event.get("name") == "model_run"]
+        return CallTrace(
+            nodes=tuple(_node(event, workspaces) for event in last),
+            bytes_held_before=int(before["mem_arena_held"]) - int(before["mem_arena_held_delta"]),
+            bytes_used_before=int(before["mem_bytes_in_use"]) - int(before["mem_in_use_delta"]),
+            bytes_held=max(int(event["args"]["mem_arena_held"]) for event in last),
+            seconds=seconds[-1] / 1e6 if seconds else 0.0,
+        )
+
+
+def _options(runtime: Any) -> Any:  # noqa: ANN401 - the runtime has no usable types
+    options = runtime.SessionOptions()
+    options.log_severity_level = LOG_FATAL_ONLY
+    options.intra_op_num_threads = 1
+    options.enable_mem_pattern = False
+    return options
+
+
+def _open(runtime: Any, model: Path, options: Any) -> Any:  # noqa: ANN401 - the runtime has no usable types
+    try:
+        return runtime.InferenceSession(str(model), options, providers=[PROVIDER])
+    except Exception as error:  # the runtime's errors have no common base
+        msg = f"ONNX Runtime cannot load {str(model)!r}: {' '.join(str(error).split())[:500]}"
+        raise ModelError(msg, hint="check the file with onnx.checker, and its operators' domains.") from error
+
+
+def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the nodes' events of each call; a call's own event follows those of its nodes."""
+    calls: list[list[dict[str, Any]]] = [[]]
+    for event in events:
+        if event.get("name") == "model_run":
+            calls.append([])
+        elif event.get("cat") == "Node" and event["name"].endswith(NODE_SUFFIX):
+            calls[-1].append(event)
+    # A call that failed leaves its nodes' events, but no event of its own: they stand before the next call's.
+    found = [call[_last_start(call) :] for call in calls if call]
+    if not found:
+        msg = "ONNX Runtime ran no node of the model."
+        raise ModelError(msg, hint="its outputs are constants: it needs no inference.")
+    return found
+
+
+def _last_start(call: list[dict[str, Any]]) -> int:
+    return max(index for index, event in enumerate(call) if event["name"] == call[0]["name"])
+
+
+def _node(event: dict[str, Any], workspaces: Mapping[str, int]) -> TracedNode:
+    name = str(event["name"]).removesuffix(NODE_SUFFIX)
+    outputs = tuple(
+        TensorType(ELEMENT_TYPES.get(kind, str(kind)), tuple(shape))
+        for output in event["args"].get("output_type_shape", ())
+        for kind, shape in output.items()
+    )
+    return TracedNode(name, event["args"]["op_name"], outputs, workspaces.get(name, 0))
+
+
+def _workspaces(statistics: Path) -> Mapping[str, int]:
+    """Return bytes by node; the runtime appends a number to each name."""
+    found: dict[str, int] = {}
+    if not statistics.exists():
+        return found
+    for line in statistics.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.rsplit(",", STATISTICS_COLUMNS - 1)
+        if len(fields) == STATISTICS_COLUMNS and fields[-1].isdigit() and "_" in fields[0]:
+            found[fields[0].rsplit("_", 1)[0]] = int(fields[-1])
+    return found

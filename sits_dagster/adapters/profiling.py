@@ -1,0 +1,205 @@
+"""The work on a model file that is done in a sandbox: reading it, and running it a few times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sits_dagster.adapters.onnx_trace import OPTIONS, PROVIDER, TracedSession, optimize, runtime_version
+from sits_dagster.errors import ConfigError, ModelError, SitsError
+from sits_dagster.models.analysis import analyse, row_counts
+from sits_dagster.models.batching import (
+    PROBE_ROWS,
+    Batching,
+    BatchingReport,
+    probe_batching,
+    probe_fixed_batch,
+    probe_padding,
+)
+from sits_dagster.models.codec import dump, load
+from sits_dagster.models.graph.files import keep_inputs
+from sits_dagster.models.graph.shapes import GraphFile
+from sits_dagster.models.graph.structure import Graph, TensorType
+from sits_dagster.models.inputs import IMAGE_SIZES, InputShapes, input_shapes
+from sits_dagster.models.profile import RuntimeKey
+from sits_dagster.models.run_analysis import RunAnalysis, plan_of_traces, traced_kernels, traced_types
+from sits_dagster.models.samples import attempts, is_mask, sample_batch, sample_rows
+from sits_dagster.models.trace import CallTrace
+
+__all__ = ["analyse_model", "run_model"]
+
+PADDING_CELLS = 32
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def analyse_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return a `GraphAnalysis` of the file at `path` as JSON values.
+
+    Args:
+        request: `path`; `shapes` given by the user; or `input_shapes`, all of them, from an earlier run; and
+            `integer_limit`, with which a run may tell the shapes that no library can.
+    """
+    path = Path(request["path"])
+    shapes = None if request.get("input_shapes") is None else load(InputShapes, request["input_shapes"])
+    limit = request.get("integer_limit")
+
+    def trace(graph: Graph, shapes: InputShapes, rows: int) -> Mapping[str, TensorType]:
+        feeds = sample_batch(
+            graph.inputs, shapes, rows, integer_limit=limit or 1, values=request.get("values")
+        )
+        session = TracedSession(path)
+        session.run(feeds)
+        return traced_types(graph, session.finish(), {})
+
+    return dump(analyse(path, _given(request), shapes=shapes, trace=None if limit is None else trace))
+
+
+def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return a `RunAnalysis` of the file at `path` as JSON values.
+
+    Args:
+        request: `path`; `optimized`, where the optimised graph goes; `shapes` and `values` given by the
+            user.
+
+    Raises:
+        ModelError: The model cannot be loaded, or refuses all made-up rows.
+    """
+    path, optimized = Path(request["path"]), Path(request["optimized"])
+    # The runtime works without Python's lock: the file is read meanwhile.
+    with ThreadPoolExecutor(1) as pool:
+        optimizing = pool.submit(optimize, path, optimized)
+        original = GraphFile(path).graph
+        optimizing.result()
+    keep_inputs(optimized, original.inputs)
+    given, values = _given(request), request.get("values")
+    session = TracedSession(optimized)
+    shapes, limit, rows = _working_rows(session, original, given, values)
+    counts = row_counts(shapes)
+    if shapes.rows_fixed is None:
+        report, traces = _batched(session, optimized, shapes, rows)
+    else:
+        report, traces = _fixed(session, shapes, rows)
+    graph = GraphFile(optimized).graph
+    plan, resident = plan_of_traces(graph, traces)
+    return dump(
+        RunAnalysis(
+            shapes=shapes,
+            memory_plan=plan,
+            memory_bytes_resident=resident,
+            kernels_optimized=traced_kernels(graph, traces, shapes),
+            batching=report,
+            runtime=RuntimeKey(version=runtime_version(), provider=PROVIDER, options=OPTIONS),
+            integer_limit=limit,
+            seconds={count: traces[count].seconds for count in counts if count in traces},
+        )
+    )
+
+
+def _given(request: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
+    return {name: tuple(shape) for name, shape in (request.get("shapes") or {}).items()}
+
+
+def _working_rows(
+    session: TracedSession,
+    graph: Graph,
+    given: Mapping[str, tuple[int | str, ...]],
+    values: Mapping[str, float] | None,
+) -> tuple[InputShapes, int, list[Arrays]]:
+    """Return the first shapes and made-up rows that the model takes."""
+    first: SitsError | None = None
+    tried: set[str] = set()
+    for size, limit in attempts(IMAGE_SIZES):
+        shapes = input_shapes(graph, given, image_size=size)
+        key = repr((shapes.lengths, limit if _has_integers(graph) else 0))
+        if key in tried:
+            continue
+        tried.add(key)
+        rows = sample_rows(graph.inputs, shapes, count=PROBE_ROWS, integer_limit=limit, values=values)
+        try:
+            session.run(rows[0])
+        except ModelError as error:
+            first = first or error
+        else:
+            return shapes, limit, rows
+    raise first or ConfigError("The model has no input to try.")
+
+
+def _has_integers(graph: Graph) -> bool:
+    return any("int" in kind.dtype for kind in graph.inputs.values())
+
+
+def _batched(
+    session: TracedSession, optimized: Path, shapes: InputShapes, rows: list[Arrays]
+) -> tuple[BatchingReport, Mapping[int, CallTrace]]:
+    """Probe batches of two and of three, each on an arena of its own."""
+    padding = list(_padding_evidence(session, shapes, rows[0]))
+    other = TracedSession(optimized)
+    counts = row_counts(shapes)
+    done: set[int] = set()
+
+    def run(feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
+        name, axis = next((name, axis) for name, axis in shapes.axes.items() if axis is not None)
+        count = feeds[name].shape[axis]
+        used = other if count == counts[1] else session
+        outputs = used.run(feeds)
+        done.add(count)
+        return outputs
+
+    report = probe_batching(run, rows, shapes.axes)
+    if done >= set(counts):
+        traces = {counts[0]: session.finish(), counts[1]: other.finish()}
+    else:
+        session.run(rows[0])
+        traces = {1: session.finish()}
+    return _with_padding(report, padding), traces
+
+
+def _fixed(
+    session: TracedSession, shapes: InputShapes, rows: list[Arrays]
+) -> tuple[BatchingReport, Mapping[int, CallTrace]]:
+    fixed = shapes.rows_fixed or 1
+    report = probe_fixed_batch(session.run, rows, fixed)
+    session.run(rows[0])
+    return report, {fixed: session.finish()}
+
+
+def _padding_evidence(
+    session: TracedSession, shapes: InputShapes, row: Arrays
+) -> Iterator[tuple[str, bool, bool, bool]]:
+    """Yield each free axis, whether it has a mask, and if padding leaves a row alone without and with it."""
+    for axis, places in shapes.free.items():
+        axes = {name: at for name, at in places if name in row}
+        if len(axes) < len(places):
+            continue
+        masks = [name for name in axes if is_mask(name)]
+        try:
+            without, with_mask = probe_padding(session.run, row, axes, masks, PADDING_CELLS)
+        except (SitsError, ValueError):
+            continue
+        yield axis, bool(masks), without, with_mask
+
+
+def _with_padding(report: BatchingReport, found: list[tuple[str, bool, bool, bool]]) -> BatchingReport:
+    evidence = list(report.evidence)
+    verdict = report.verdict
+    for axis, has_mask, without, with_mask in found:
+        if without:
+            evidence.append(f"padding along {axis!r} leaves a row's result as it is")
+        elif with_mask:
+            evidence.append(f"padding along {axis!r} changes a row's result unless the mask covers it")
+            verdict = Batching.MASK_REQUIRED if verdict is Batching.INVARIANT else verdict
+        else:
+            lacks = "in spite of the mask" if has_mask else "and there is no mask"
+            evidence.append(f"padding along {axis!r} changes a row's result, {lacks}")
+    return BatchingReport(
+        verdict=verdict,
+        evidence=tuple(evidence),
+        input_axes=report.input_axes,
+        output_axes=report.output_axes,
+        paddable_axes=tuple(axis for axis, _, without, with_mask in found if without or with_mask),
+    )

@@ -1,0 +1,169 @@
+"""The shapes of a model's inputs: which axis holds the rows, how long the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sits_dagster.errors import ConfigError
+from sits_dagster.models.graph.structure import Graph, TensorType
+
+__all__ = ["GivenShapes", "InputShapes", "input_shapes"]
+
+GivenShapes = Mapping[str, tuple[int | str, ...]]
+"""Shapes that a user gives, by input name: a number is a length, a name the axis of the rows."""
+
+IMAGE_RANK = 4
+SEQUENCE_LENGTH = 128
+# What is tried for free axes of images: classifiers, text lines, detectors.
+IMAGE_SIZES = ((224, 224), (48, 320), (320, 320), (640, 640))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputShapes:
+    """The shapes of all inputs, but for the number of rows.
+
+    Args:
+        axes: The axis of the rows, by input; `None` where all rows share the input or the batch is fixed.
+        lengths: One length an axis, by input; that of the rows' axis counts for nothing.
+        assumed: What was not given and not in the file, by `input[axis]`.
+        rows_fixed: The only number of rows that the file allows, or `None`.
+        free: The names of the free axes other than the rows', each with the (input, axis) pairs that have it.
+    """
+
+    axes: Mapping[str, int | None]
+    lengths: Mapping[str, tuple[int, ...]]
+    assumed: Mapping[str, int]
+    rows_fixed: int | None
+    free: Mapping[str, tuple[tuple[str, int], ...]]
+
+    def shapes(self, rows: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every input for a batch of `rows`."""
+        return {
+            name: lengths
+            if (axis := self.axes[name]) is None
+            else (*lengths[:axis], rows, *lengths[axis + 1 :])
+            for name, lengths in self.lengths.items()
+        }
+
+    def stretched(self, free: str, length: int) -> InputShapes:
+        """Return the shapes with another length of one free axis."""
+        lengths = {name: list(shape) for name, shape in self.lengths.items()}
+        for name, axis in self.free[free]:
+            lengths[name][axis] = length
+        return InputShapes(
+            axes=self.axes,
+            lengths={name: tuple(shape) for name, shape in lengths.items()},
+            assumed=self.assumed,
+            rows_fixed=self.rows_fixed,
+            free=self.free,
+        )
+
+    def length(self, free: str) -> int:
+        """Return the length of a free axis."""
+        name, axis = self.free[free][0]
+        return self.lengths[name][axis]
+
+
+def input_shapes(
+    graph: Graph, given: GivenShapes | None = None, *, image_size: tuple[int, int] = IMAGE_SIZES[0]
+) -> InputShapes:
+    """Return the shapes of the graph's inputs.
+
+    Args:
+        graph: The model.
+        given: What the user knows; the rest is the file's, or assumed.
+        image_size: Assumed height and width of images.
+
+    Raises:
+        ConfigError: A given shape contradicts the file, or names no input.
+    """
+    given = given or {}
+    for name in given:
+        if name not in graph.inputs:
+            msg = f"The model has no input {name!r}; it has {', '.join(map(repr, graph.inputs))}."
+            raise ConfigError(msg, hint="name one of them in the shape.")
+    declared = {name: _declared(name, kind, given.get(name)) for name, kind in graph.inputs.items()}
+    axes = _row_axes(graph, declared, given)
+    lengths: dict[str, tuple[int, ...]] = {}
+    assumed: dict[str, int] = {}
+    free: dict[str, list[tuple[str, int]]] = {}
+    for name, shape in declared.items():
+        found: list[int] = []
+        for axis, length in enumerate(shape):
+            if not isinstance(length, int):
+                key = length or f"{name}[{axis}]"
+                found.append(1 if axes[name] == axis else _assumed(shape, axis, image_size))
+                if axes[name] != axis:
+                    assumed[key] = found[-1]
+            else:
+                found.append(length)
+            original = graph.inputs[name].shape
+            if axes[name] != axis and original is not None and not isinstance(original[axis], int):
+                free.setdefault(str(original[axis] or f"{name}[{axis}]"), []).append((name, axis))
+        lengths[name] = tuple(found)
+    fixed = [shape[0] for name, shape in lengths.items() if shape and axes[name] is None]
+    is_fixed = all(axis is None for axis in axes.values()) and bool(fixed)
+    return InputShapes(
+        axes=axes,
+        lengths=lengths,
+        assumed=assumed,
+        rows_fixed=min(fixed) if is_fixed else None,
+        free={key: tuple(places) for key, places in free.items()},
+    )
+
+
+def _declared(
+    name: str, kind: TensorType, given: tuple[int | str, ...] | None
+) -> tuple[int | str | None, ...]:
+    if given is None:
+        if kind.shape is None:
+            msg = f"The file does not tell how many axes input {name!r} ({kind.dtype}) has."
+            raise ConfigError(msg, hint=f"give its shape, such as --shape {name}=N,128.")
+        return kind.shape
+    if kind.shape is not None and len(kind.shape) != len(given):
+        msg = f"The shape given for input {name!r} has {len(given)} axes; the file's has {len(kind.shape)}."
+        raise ConfigError(msg, hint=f"the file says {kind.shape}.")
+    for axis, (length, own) in enumerate(zip(given, kind.shape or given, strict=True)):
+        if isinstance(length, int) and isinstance(own, int) and length != own:
+            msg = f"Axis {axis} of input {name!r} is fixed at {own} in the file, not {length}."
+            raise ConfigError(msg, hint=f"the file says {kind.shape}.")
+        if isinstance(length, str) and isinstance(own, int) and kind.shape is not None:
+            msg = f"Axis {axis} of input {name!r} is fixed at {own} in the file, so it cannot hold the rows."
+            raise ConfigError(msg, hint=f"give {own} there, or export the model with a free batch axis.")
+    return given
+
+
+def _row_axes(
+    graph: Graph, declared: Mapping[str, tuple[int | str | None, ...]], given: GivenShapes
+) -> Mapping[str, int | None]:
+    """Guess the axis of the rows; running the model shows whether the guess is right."""
+    axes: dict[str, int | None] = {}
+    for name, shape in given.items():
+        named = [axis for axis, length in enumerate(shape) if isinstance(length, str)]
+        own_shape = graph.inputs[name].shape
+        is_leading = bool(shape) and (own_shape is None or not isinstance(own_shape[0], int))
+        axes[name] = named[0] if named else 0 if is_leading else None
+    leading = {name: shape for name, shape in declared.items() if shape and not isinstance(shape[0], int)}
+    own = {name: graph.inputs[name].shape or () for name in declared}
+    names = {shape[0] for name, shape in own.items() if name in leading and shape} - {None}
+    for name, shape in declared.items():
+        if name in axes:
+            continue
+        if name in leading:
+            axes[name] = 0
+        elif not leading and not given:
+            axes[name] = None
+        else:
+            same = [axis for axis, length in enumerate(shape) if length in names and length is not None]
+            unnamed = [axis for axis, length in enumerate(shape) if length is None]
+            axes[name] = (same or unnamed or [None])[0]
+    return axes
+
+
+def _assumed(shape: tuple[int | str | None, ...], axis: int, image_size: tuple[int, int]) -> int:
+    if len(shape) != IMAGE_RANK:
+        return SEQUENCE_LENGTH
+    channels_last = isinstance(shape[-1], int) and shape[-1] in {1, 3, 4}
+    spatial = axis - 1 if channels_last else axis - 2
+    return image_size[min(max(spatial, 0), 1)] if spatial >= 0 else 3
