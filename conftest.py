@@ -10,6 +10,9 @@ from typing import Any
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+# Not the user's own cache of profiles; processes that tests start have the same one.
+os.environ["SITS_CACHE_DIR"] = tempfile.mkdtemp(prefix="sits-cache-")
+
 
 def _enter_empty_folder(namespace: dict[str, Any]) -> None:
     folder = tempfile.TemporaryDirectory(prefix="sits-docs-")

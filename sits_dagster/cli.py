@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sits_dagster import __version__
+from sits_dagster.commands import profile_options
 from sits_dagster.errors import SitsError
+from sits_dagster.models.hardware import DEVICES
 
 __all__ = ["main"]
 
@@ -65,6 +68,76 @@ def inspect(path: Path, as_json: bool, quick: bool) -> None:  # noqa: FBT001 - c
     else:
         print_report(report)
     sys.exit(0 if report["is_sound"] else 1)
+
+
+@sits.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=profile_options.as_callback(profile_options.shapes),
+    help=f"{profile_options.SHAPE_FORMAT}. Once for each input.",
+)
+@click.option(
+    "--value",
+    "values",
+    multiple=True,
+    callback=profile_options.as_callback(profile_options.values),
+    help=f"What an input is filled with when the model is tried: {profile_options.VALUE_FORMAT}.",
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    callback=profile_options.as_callback(profile_options.memory),
+    help=f"Memory for the model, weights included: {profile_options.MEMORY_FORMAT}.  [default: the device's]",
+)
+@click.option(
+    "--device",
+    help=f"The card, by its data sheet: {', '.join(DEVICES)}.  [default: a100-80gb, for reference]",
+)
+@click.option("--rows", type=click.IntRange(min=1), help="Rows of the batch that is looked at.  [default: 1]")
+@click.option("--optimized", is_flag=True, help="Count the kernels of ONNX Runtime's graph, not the file's.")
+@click.option("--no-run", is_flag=True, help="Only read the file: do not try the model.")
+@click.option("--no-cache", is_flag=True, help="Take no earlier profile, and keep none.")
+@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+def profile(  # noqa: PLR0913 - an argument for each option is click's way
+    *,
+    path: Path,
+    shapes: Mapping[str, tuple[int | str, ...]],
+    values: Mapping[str, float],
+    memory_bytes: int | None,
+    device: str | None,
+    rows: int | None,
+    optimized: bool,
+    no_run: bool,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Tell what an ONNX model costs and how large its batches may be, before it runs.
+
+    PATH is an .onnx file, or a Triton model repository: then each version that is served is profiled, and
+    the exit code is 1 when one cannot be.
+    """
+    from sits_dagster.adapters.profiler import ProfileOptions
+    from sits_dagster.commands.profile import ProfileRequest, profile_path
+    from sits_dagster.commands.profile_view import print_report, working
+
+    request = ProfileRequest(
+        path=path,
+        options=ProfileOptions(shapes=shapes, values=values, is_run=not no_run, is_cached=not no_cache),
+        memory_bytes=memory_bytes,
+        device=device,
+        rows=rows,
+        is_optimized=optimized,
+    )
+    with working() as say:
+        report = profile_path(request, say=say)
+    if as_json:
+        click.echo(json.dumps(report, allow_nan=False))
+    else:
+        print_report(report)
+    sys.exit(1 if report.get("failed") else 0)
 
 
 def main() -> Any:  # noqa: ANN401 - click exits

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import dagster as dg
 
+from sits_dagster.adapters.profiler import ProfileOptions
 from sits_dagster.assets.inference import build_inference_asset
+from sits_dagster.assets.model import build_model_asset
 from sits_dagster.assets.schedule import build_nightly_schedule
 from sits_dagster.demo import OCR_TEXTS
 from sits_dagster.demo.data import DEFAULT_PARTITIONS, generate
@@ -34,21 +36,27 @@ def text_lines(context: dg.AssetExecutionContext) -> None:
     generate(DEMO_HOME, partitions=[context.partition_key])
 
 
-@dg.asset(group_name="demo", kinds={"onnx"})
-def text_recogniser() -> None:
-    """PP-OCRv5's recognition model, reduced to one class and one probability a time step."""
-    prepare_model(DEMO_HOME)
+RECOGNISER = OnnxModel(MODEL_NAME, padding=(Padding(input="x", multiple=160),))
 
+text_recogniser = build_model_asset(
+    RECOGNISER,
+    name="text_recogniser",
+    prepare=lambda path: prepare_model(path.parent),
+    options=ProfileOptions(shapes={"x": ("rows", 3, 48, 320)}),
+    group_name="demo",
+    description="PP-OCRv5's recognition model, reduced to one class and one probability a time step.",
+)
 
 ocr_texts = build_inference_asset(
     OCR_TEXTS,
-    model=OnnxModel(MODEL_NAME, padding=(Padding(input="x", multiple=160),)),
+    model=RECOGNISER,
+    model_asset=text_recogniser,
     source=ParquetDataset("lines/{partition_key}"),
     sink=ParquetSink("texts/{partition_key}", keep_columns=["line_id"]),
     encode=encode,
     decode=decode,
     partitions_def=DAYS,
-    deps=[text_lines, text_recogniser],
+    deps=[text_lines],
     group_name="demo",
     description="The text of each line image, read by PP-OCRv5.",
 )

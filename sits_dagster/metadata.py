@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from sits_dagster.inference.stats import DeviceCall, PartitionStats, Progress
+from sits_dagster.models.batching import Batching
+from sits_dagster.models.cost import KernelCost
+from sits_dagster.models.hardware import DeviceModel
+from sits_dagster.models.profile import ModelProfile, TensorProfile
+from sits_dagster.models.roofline import io_bound_ratio
 
-__all__ = ["CLASS_TAG", "DEADLINE_TAG", "PRIORITY_TAG", "partition_metadata", "picture", "progress_metadata"]
+__all__ = [
+    "CLASS_TAG",
+    "DEADLINE_TAG",
+    "MODEL_PATH_KEY",
+    "PRIORITY_TAG",
+    "model_metadata",
+    "partition_metadata",
+    "picture",
+    "progress_metadata",
+]
 
 CLASS_TAG = "sits/class"
 DEADLINE_TAG = "sits/deadline"
 PRIORITY_TAG = "dagster/priority"
 
+MODEL_PATH_KEY = "sits/model_path"
+"""Where a model lies: on the definition as declared, on a materialisation as found."""
+
 PICTURE_POINTS_MAX = 24
 PICTURE_WIDTH = 220
 PICTURE_HEIGHT = 40
+
+REFERENCE_ROWS = 32
+OPERATORS_SHOWN_MAX = 20
+TENSORS_SHOWN_MAX = 100
+NAME_CHARACTERS_MAX = 80
+ROUNDS_UP = 999.5
+PREFIXES = ("", " k", " M", " G", " T", " P")
 
 
 def partition_metadata(
@@ -62,7 +86,56 @@ def partition_metadata(
     if stats.trace:
         found["sits/batches_over_time"] = dg.MetadataValue.md(picture(stats.trace))
     if stats.notes:
-        found["sits/notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in stats.notes))
+        found["sits/notes"] = dg.MetadataValue.md(_list(stats.notes))
+    return found
+
+
+def model_metadata(
+    profile: ModelProfile, *, path: str, card: DeviceModel
+) -> Mapping[str, dg.MetadataValue[Any]]:
+    """Return what a model's materialisation shows; from version to version its numbers become plots.
+
+    Args:
+        profile: What the model costs.
+        path: The model file.
+        card: For which device the rows of a batch and the time of the memory are told.
+    """
+    found: dict[str, dg.MetadataValue[Any]] = {
+        MODEL_PATH_KEY: dg.MetadataValue.path(path),
+        "sits/model_digest": dg.MetadataValue.text(profile.digest),
+        "sits/parameters": dg.MetadataValue.int(profile.parameters),
+        "sits/parameter_bytes": dg.MetadataValue.int(profile.parameter_bytes),
+        "sits/flops_per_row": dg.MetadataValue.int(round(profile.flops_per_row)),
+        "sits/bytes_per_row": dg.MetadataValue.int(round(profile.bytes_per_row)),
+        "sits/batching": dg.MetadataValue.text(profile.batching.verdict.value),
+        "sits/inputs": dg.MetadataValue.table_schema(_schema(profile.inputs)),
+        "sits/outputs": dg.MetadataValue.table_schema(_schema(profile.outputs)),
+        "sits/reference_card": dg.MetadataValue.text(card.name),
+    }
+    if profile.memory_source != "unknown":
+        found["sits/memory_bytes_fixed"] = dg.MetadataValue.int(round(profile.memory_bytes.a))
+        found["sits/memory_bytes_per_row"] = dg.MetadataValue.int(round(profile.memory_bytes.b))
+        found["sits/batch_rows_max"] = dg.MetadataValue.int(profile.batch_rows_max(card.memory_bytes))
+    if profile.batch_rows_fixed is not None:
+        found["sits/batch_rows_fixed"] = dg.MetadataValue.int(profile.batch_rows_fixed)
+    if profile.kernels:
+        rows = _reference_rows(profile)
+        share = io_bound_ratio(
+            profile.kernels,  # the file's: the optimised ones are a CPU's
+            rows,
+            flops_per_second=_flops_per_second(profile, card),
+            bandwidth_bytes_per_second=card.bandwidth_bytes_per_second,
+        )
+        found["sits/io_bound_ratio"] = dg.MetadataValue.float(round(share, 4))
+        found["sits/operators"] = dg.MetadataValue.md(_operators(profile.kernels, rows))
+    if profile.batching.evidence:
+        found["sits/batching_evidence"] = dg.MetadataValue.md(_list(profile.batching.evidence))
+    warnings = [
+        *profile.warnings,
+        *(f"the cost of {u.count} × {name} is not known: {u.reason}" for name, u in profile.uncosted.items()),
+    ]
+    if warnings:
+        found["sits/warnings"] = dg.MetadataValue.md(_list(warnings))
     return found
 
 
@@ -106,3 +179,88 @@ def _line(values: Sequence[int], colour: str) -> str:
         for index, value in enumerate(values)
     )
     return f'<polyline fill="none" stroke="{colour}" points="{points}"/>'
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {' '.join(sentence.split())}" for sentence in sentences)
+
+
+def _reference_rows(profile: ModelProfile) -> int:
+    """Return the rows of the batch whose costs are shown."""
+    if profile.batch_rows_fixed is not None:
+        return profile.batch_rows_fixed
+    return 1 if profile.batching.verdict is Batching.NOT_BATCHABLE else REFERENCE_ROWS
+
+
+def _flops_per_second(profile: ModelProfile, card: DeviceModel) -> float:
+    """Return the card's rate for the type of most weights, else its plain or its highest one."""
+    sizes, rates = profile.parameter_bytes_by_type, card.flops_per_second
+    dtype = max(sizes, key=sizes.__getitem__) if sizes else "float32"
+    return rates.get(dtype.replace("uint8", "int8")) or rates.get("float32") or max(rates.values())
+
+
+def _schema(tensors: Sequence[TensorProfile]) -> dg.TableSchema:
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(
+                name=tensor.name[:NAME_CHARACTERS_MAX],
+                type=tensor.dtype + ("" if tensor.shape is None else _shape(tensor.shape)),
+                description=None if tensor.batch_axis is None else f"rows along axis {tensor.batch_axis}",
+            )
+            for tensor in tensors[:TENSORS_SHOWN_MAX]
+        ]
+    )
+
+
+def _shape(shape: Sequence[int | str | None]) -> str:
+    lengths = ", ".join("?" if length is None else str(length)[:NAME_CHARACTERS_MAX] for length in shape)
+    return f" [{lengths}]"
+
+
+def _operators(kernels: Sequence[KernelCost], rows: int) -> str:
+    """Return a Markdown table of what a batch costs by operator, the dearest first."""
+    totals: dict[str, tuple[int, float, float]] = {}
+    for kernel in kernels:
+        count, flops, moved = totals.get(kernel.operator, (0, 0.0, 0.0))
+        totals[kernel.operator] = (
+            count + 1,
+            flops + kernel.flops(rows),
+            moved + kernel.bytes_moved(rows),
+        )
+    _, flops_all, moved_all = _sum(totals.values())
+    shown = sorted(totals.items(), key=lambda item: (-item[1][1], -item[1][2], item[0]))
+    if len(shown) > OPERATORS_SHOWN_MAX:
+        rest = _sum(total for _, total in shown[OPERATORS_SHOWN_MAX:])
+        shown[OPERATORS_SHOWN_MAX:] = [(f"{len(shown) - OPERATORS_SHOWN_MAX} others", rest)]
+    lines = [
+        f"| batch of {rows} | kernels | FLOPs | share | bytes moved | share |",
+        "|---|--:|--:|--:|--:|--:|",
+        *(
+            f"| {_cell(name)} | {count} | {_short(flops)} | {_share(flops, flops_all)} "
+            f"| {_short(moved)} | {_share(moved, moved_all)} |"
+            for name, (count, flops, moved) in shown
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _sum(totals: Iterable[tuple[int, float, float]]) -> tuple[int, float, float]:
+    counts, flops, moved = zip(*totals, strict=True)
+    return sum(counts), sum(flops), sum(moved)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:NAME_CHARACTERS_MAX]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+def _short(value: float) -> str:
+    """Return a number with three digits and a decimal prefix."""
+    power = 0
+    while value >= ROUNDS_UP and power < len(PREFIXES) - 1:
+        value /= 1000
+        power += 1
+    return f"{value:.3g}{PREFIXES[power]}"

@@ -58,10 +58,11 @@ def test_help_is_short_and_names_the_verbs() -> None:
     result = subprocess.run([SITS, "--help"], capture_output=True, text=True, timeout=60, check=True)
     assert "demo" in result.stdout
     assert "inspect" in result.stdout
+    assert "profile" in result.stdout
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("verb", ["demo", "inspect"])
+@pytest.mark.parametrize("verb", ["demo", "inspect", "profile"])
 def test_each_verb_has_help_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:

@@ -34,6 +34,13 @@ def test_texts_depend_on_lines_and_model(defs: dg.Definitions) -> None:
     assert names == {"complete", "unique", "no_orphan_files"}
 
 
+def test_recogniser_is_a_model_asset(defs: dg.Definitions) -> None:
+    """The demo's model is shown as a model: of the kind `onnx`, with the path that the texts run."""
+    [spec] = [s for s in defs.resolve_all_asset_specs() if s.key == dg.AssetKey("text_recogniser")]
+    assert spec.kinds == {"onnx"}
+    assert spec.metadata["sits/model_path"] == "ppocrv5_rec_argmax.onnx"
+
+
 def test_three_days(defs: dg.Definitions) -> None:
     """The demo has the three days for which it generates data."""
     from sits_dagster.demo.data import DEFAULT_PARTITIONS

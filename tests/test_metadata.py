@@ -13,11 +13,20 @@ from sits_dagster.inference.stats import DeviceCall, PartitionStats, Progress
 from sits_dagster.metadata import (
     CLASS_TAG,
     DEADLINE_TAG,
+    MODEL_PATH_KEY,
     PRIORITY_TAG,
+    model_metadata,
     partition_metadata,
     picture,
     progress_metadata,
 )
+from sits_dagster.models.batching import Batching, BatchingReport
+from sits_dagster.models.cost import KernelCost, Uncosted
+from sits_dagster.models.hardware import device_model
+from sits_dagster.models.inputs import InputShapes
+from sits_dagster.models.linear import Linear
+from sits_dagster.models.memory import MemoryPlan
+from sits_dagster.models.profile import ModelProfile, TensorProfile
 
 INLINE_CHARACTERS_MAX = 1000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -214,3 +223,131 @@ def test_picture_of_an_idle_device() -> None:
 def test_tags() -> None:
     """The tags are those that Dagster and the run queue look for."""
     assert (CLASS_TAG, DEADLINE_TAG, PRIORITY_TAG) == ("sits/class", "sits/deadline", "dagster/priority")
+
+
+def _kernel(operator: str, flops: float, moved: float) -> KernelCost:
+    return KernelCost(operator=operator, flops=Linear(0.0, flops), bytes_moved=Linear(0.0, moved))
+
+
+PROFILE: dict[str, Any] = {
+    "name": "net",
+    "digest": "d" * 64,
+    "inputs": (TensorProfile(name="x", dtype="float32", shape=("rows", 3, None), batch_axis=0),),
+    "outputs": (TensorProfile(name="y", dtype="int64", shape=None),),
+    "lengths": {},
+    "input_shapes": InputShapes(
+        axes={"x": 0}, lengths={"x": (1, 3, 8)}, assumed={}, rows_fixed=None, free={"x[2]": (("x", 2),)}
+    ),
+    "parameters": 250_000,
+    "parameter_bytes": 1_000_000,
+    "parameter_bytes_by_type": {"float32": 999_000, "int64": 1_000},
+    "kernels": (_kernel("Conv", 3e9, 2e6), _kernel("Conv", 1e9, 2e6), _kernel("Relu", 1e6, 4e6)),
+    "memory_plan": MemoryPlan((Linear(1_000.0, 2_000_000.0),), (1, -1)),
+    "memory_source": "optimized",
+    "batching": BatchingReport(verdict=Batching.INVARIANT, evidence=("two rows give what each gives",)),
+}
+
+
+def _of_model(**changes: Any) -> dict[str, Any]:
+    profile = ModelProfile(**{**PROFILE, **changes})
+    found = model_metadata(profile, path="/models/net.onnx", card=device_model("t4"))
+    return {name: value.value for name, value in found.items()}
+
+
+def test_every_key_of_a_model() -> None:
+    """A model shows these keys and no others; what is not known is left out."""
+    found = _of_model()
+    tables = {name: found.pop(name) for name in ("sits/inputs", "sits/outputs", "sits/operators")}
+    assert 6_000 < found.pop("sits/batch_rows_max") < 16e9 / 2e6
+    assert found == {
+        "sits/model_path": "/models/net.onnx",
+        "sits/model_digest": "d" * 64,
+        "sits/parameters": 250_000,
+        "sits/parameter_bytes": 1_000_000,
+        "sits/flops_per_row": 4_001_000_000,
+        "sits/bytes_per_row": 8_000_000,
+        "sits/memory_bytes_fixed": 1_000,
+        "sits/memory_bytes_per_row": 2_000_000,
+        "sits/batching": "invariant",
+        "sits/batching_evidence": "- two rows give what each gives",
+        "sits/reference_card": "t4",
+        # Memory: 8 MB at 320 GB/s; arithmetic: 4 GFLOP at 8.1 TFLOP/s; Relu waits for the memory.
+        "sits/io_bound_ratio": round((8e6 / 320e9) / (4e9 / 8.1e12 + 4e6 / 320e9), 4),
+    }
+    [x], [y] = tables["sits/inputs"].columns, tables["sits/outputs"].columns
+    assert (x.name, x.type, x.description) == ("x", "float32 [rows, 3, ?]", "rows along axis 0")
+    assert (y.name, y.type, y.description) == ("y", "int64", None)
+    assert tables["sits/operators"].splitlines() == [
+        "| batch of 32 | kernels | FLOPs | share | bytes moved | share |",
+        "|---|--:|--:|--:|--:|--:|",
+        "| Conv | 2 | 128 G | 100.0% | 128 M | 50.0% |",
+        "| Relu | 1 | 32 M | 0.0% | 128 M | 50.0% |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "teraflops"), [("float16", 65), ("uint8", 130), ("float64", 8.1), ("int4", 8.1)]
+)
+def test_rate_of_the_card_is_that_of_the_weights(dtype: str, teraflops: float) -> None:
+    """Arithmetic counts at the card's rate for the type of most weights, else at its plain rate."""
+    found = _of_model(parameter_bytes_by_type={dtype: 9, "float32": 1}, kernels=(_kernel("Conv", 1e9, 1e6),))
+    assert found["sits/io_bound_ratio"] == round((1e6 / 320e9) / (1e9 / (teraflops * 1e12)), 4)
+
+
+def test_numbers_of_a_model_are_numbers() -> None:
+    """Dagster plots integers and floats only; what is text is a name, a digest or a verdict."""
+    found = model_metadata(ModelProfile(**PROFILE), path="/m.onnx", card=device_model("t4"))
+    texts = {name for name, value in found.items() if isinstance(value, dg.TextMetadataValue)}
+    assert texts == {"sits/model_digest", "sits/batching", "sits/reference_card"}
+    assert isinstance(found[MODEL_PATH_KEY], dg.PathMetadataValue)
+
+
+def test_model_of_unknown_memory() -> None:
+    """Without a memory plan there are no bytes and no rows of a batch, rather than zeros."""
+    found = _of_model(memory_source="unknown", kernels=())
+    assert not [name for name in found if "memory" in name or "batch_rows" in name]
+    assert not {"sits/operators", "sits/io_bound_ratio"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"batch_rows_fixed": 8}, 8),
+        ({"batching": BatchingReport(verdict=Batching.NOT_BATCHABLE)}, 1),
+        ({"batching": BatchingReport()}, 32),
+    ],
+)
+def test_operators_are_told_for_a_batch_that_may_be(changes: dict[str, Any], rows: int) -> None:
+    """Costs are those of the fixed batch, of one row where rows must not share one, else of 32 rows."""
+    found = _of_model(**changes)
+    assert found["sits/operators"].startswith(f"| batch of {rows} |")
+    assert found.get("sits/batch_rows_fixed") == changes.get("batch_rows_fixed")
+
+
+def test_warnings_of_a_model() -> None:
+    """Warnings and operators of unknown cost are one list, each a line whatever its text."""
+    found = _of_model(
+        warnings=("axis 'n'\nis free",),
+        uncosted={"My|Op": Uncosted(count=3, share=0.5, reason="no shape")},
+    )
+    assert found["sits/warnings"] == "- axis 'n' is free\n- the cost of 3 × My|Op is not known: no shape"
+
+
+def test_many_operators_are_summed_up() -> None:
+    """The table shows the dearest operators and sums up the rest, whatever they are called."""
+    names = ["a|b\nc", "x" * 500, *(f"Op{i}" for i in range(30))]
+    kernels = tuple(_kernel(name, 1000.0 - i, 1.0) for i, name in enumerate(names))
+    lines = _of_model(kernels=kernels)["sits/operators"].splitlines()
+    assert len(lines) == 2 + 20 + 1
+    assert lines[2].startswith("| a\\|b c | 1 |")
+    assert max(map(len, lines)) < 200
+    assert lines[-1].startswith("| 12 others | 12 |")
+    assert all(line.replace("\\|", "").count("|") == 7 for line in lines)
+
+
+def test_dear_numbers_are_short() -> None:
+    """Numbers round up into the next prefix, and those beyond every prefix are still numbers."""
+    for flops, expected in ((999.4 / 32, "999"), (999.6 / 32, "1 k"), (1e25 / 32, "1e+10 P"), (0.0, "0")):
+        line = _of_model(kernels=(_kernel("Op", flops, 0.0),))["sits/operators"].splitlines()[2]
+        assert line.split(" | ")[2] == expected
+        assert line.endswith("| 0 | – |")

@@ -20,9 +20,10 @@ import numpy as np
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, SitsError, TransientError
 from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSignature, TensorSpec
+from sits_dagster.models.inputs import row_axes
 from sits_dagster.models.model import model_files
 
-__all__ = ["OnnxEngine", "is_device_fault", "is_out_of_memory", "load_runtime"]
+__all__ = ["OnnxEngine", "cuda_provider", "is_device_fault", "is_out_of_memory", "load_runtime"]
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 INSTALL_HINT = 'install exactly one runtime: pip install "sits-dagster[cpu]" or "sits-dagster[gpu]".'
@@ -87,12 +88,15 @@ def load_runtime() -> ModuleType:
 class OnnxEngine:
     """A model loaded on one device.
 
-    `digest` may be set to what names the loaded model's contents.
+    `digest` may be set to what names the loaded model's contents. Rows lie along axis 0 of all arrays that go
+    in and come out, whatever the model's own axes are.
 
     Args:
         model: Path of the `.onnx` file.
         device: Where it runs, with the memory that it may hold.
         threads: CPU threads of one call, >= 1.
+        optimized: The same model as ONNX Runtime's optimised graph, which plans its memory alike in every
+            process and loads faster.
 
     Raises:
         ModelError: The file is not a model that the runtime can load.
@@ -100,12 +104,17 @@ class OnnxEngine:
         ConfigError: The runtime is missing or cannot use the device.
     """
 
-    def __init__(self, model: str | Path, device: Device, *, threads: int = 1) -> None:
+    def __init__(
+        self, model: str | Path, device: Device, *, threads: int = 1, optimized: Path | None = None
+    ) -> None:
         self._model = str(model)
+        self._optimized = optimized
         self._device = device
         self._runtime = load_runtime()
         _check_weights(Path(model), device)
         self._session: Any = self._open(threads)
+        self._input_axes = self._read_input_axes()
+        self._output_axes: Mapping[str, int | None] = {}
         self.signature = self._read_signature()
         self._should_shrink = False
         self._is_interrupted = False
@@ -125,6 +134,8 @@ class OnnxEngine:
             raise ModelError(msg)
         fixed = self.signature.batch_rows_fixed
         feeds = {n: _fill_up(a, fixed) if fixed and n in self._batched else a for n, a in inputs.items()}
+        for name, axis in self._input_axes.items():
+            feeds[name] = np.moveaxis(feeds[name], 0, axis)
         options = self._run_options()
         self._running = options
         # Read after `_running` is set: an interruption of this moment finds one of the two.
@@ -136,10 +147,19 @@ class OnnxEngine:
         finally:
             self._running = None
         self._should_shrink = False
-        return {
-            name: array[:rows] if fixed and array.ndim else array
-            for name, array in zip(self._names, map(_as_array, outputs, self._names), strict=True)
-        }
+        found = zip(self._names, map(_as_array, outputs, self._names), strict=True)
+        led = {name: _rows_first(array, self._output_axes.get(name, 0)) for name, array in found}
+        return {name: array[:rows] if fixed and array.ndim else array for name, array in led.items()}
+
+    def place_rows(self, output_axes: Mapping[str, int | None]) -> None:
+        """Take the rows of each output from this axis from now on; `None` makes the whole output one row."""
+        self._output_axes = dict(output_axes)
+        self.signature = self._read_signature()
+
+    @property
+    def device_name(self) -> str:
+        """The device's model name."""
+        return self._device.name
 
     def memory(self) -> MemorySample:
         """Return the limit and, on the CPU, the process's memory: the runtime does not tell its arena's."""
@@ -167,15 +187,18 @@ class OnnxEngine:
         options.log_severity_level = LOG_ERRORS_ONLY
         # With a pattern the second run of a shape needs more memory than the first, without being faster.
         options.enable_mem_pattern = False
+        if self._optimized is not None:
+            options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._device.kind is DeviceKind.CPU:
             providers: Sequence[Any] = ["CPUExecutionProvider"]
             _register_arena(self._runtime, self._device)
             options.add_session_config_entry("session.use_env_allocators", "1")
         else:
-            providers = [_cuda_provider(self._device)]
+            providers = [cuda_provider(self._device)]
             self._runtime.preload_dlls()
         try:
-            session = self._runtime.InferenceSession(self._model, options, providers=providers)
+            path = self._model if self._optimized is None else str(self._optimized)
+            session = self._runtime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # the runtime's errors have no common base
             raise self._translate(error, 0) from error
         wanted = "CUDAExecutionProvider" if self._device.kind is DeviceKind.CUDA else "CPUExecutionProvider"
@@ -187,10 +210,20 @@ class OnnxEngine:
         return session
 
     def _read_signature(self) -> ModelSignature:
-        inputs = tuple(_spec(value, self._model) for value in self._session.get_inputs())
-        return ModelSignature(
-            inputs=inputs, outputs=tuple(_spec(value, self._model) for value in self._session.get_outputs())
+        inputs = tuple(
+            _spec(value, self._model, self._input_axes.get(value.name, 0))
+            for value in self._session.get_inputs()
         )
+        outputs = tuple(
+            _spec(value, self._model, self._output_axes.get(value.name, 0))
+            for value in self._session.get_outputs()
+        )
+        return ModelSignature(inputs=inputs, outputs=outputs)
+
+    def _read_input_axes(self) -> Mapping[str, int]:
+        """Return the inputs whose rows do not lie along axis 0, with their axis."""
+        shapes = {value.name: value.shape for value in self._session.get_inputs()}
+        return {name: axis for name, axis in row_axes(shapes).items() if axis}
 
     def _run_options(self) -> Any:  # noqa: ANN401 - the runtime has no usable types
         options = self._runtime.RunOptions()
@@ -260,7 +293,8 @@ def _register_arena(runtime: ModuleType, device: Device) -> None:
             _arena["bytes"] = device.memory_bytes_limit
 
 
-def _cuda_provider(device: Device) -> tuple[str, Mapping[str, str]]:
+def cuda_provider(device: Device) -> tuple[str, Mapping[str, str]]:
+    """Return the CUDA provider's name and the options that bound its memory."""
     return "CUDAExecutionProvider", {
         "device_id": str(device.ordinal),
         "gpu_mem_limit": str(device.memory_bytes_limit),
@@ -283,13 +317,21 @@ def _check_weights(model: Path, device: Device) -> None:
         )
 
 
-def _spec(value: Any, model: str) -> TensorSpec:  # noqa: ANN401 - the runtime has no usable types
+def _rows_first(array: Array, axis: int | None) -> Array:
+    return array[np.newaxis] if axis is None else np.moveaxis(array, axis, 0) if axis else array
+
+
+def _spec(value: Any, model: str, axis: int | None) -> TensorSpec:  # noqa: ANN401 - the runtime has no usable types
     kind = ELEMENT_TYPES.get(value.type)
     if kind is None:
         msg = f"Model {model!r} has a tensor {value.name!r} of type {value.type}, which rows cannot carry."
         raise ModelError(msg, hint="export the model with number or string tensors as inputs and outputs.")
-    shape = tuple(length if isinstance(length, int) and length >= 0 else None for length in value.shape or ())
-    return TensorSpec(name=value.name, dtype=kind, shape=shape)
+    shape = [length if isinstance(length, int) and length >= 0 else None for length in value.shape or ()]
+    if axis is None:
+        shape.insert(0, 1)
+    elif 0 < axis < len(shape):
+        shape.insert(0, shape.pop(axis))
+    return TensorSpec(name=value.name, dtype=kind, shape=tuple(shape))
 
 
 def _fill_up(array: Array, rows: int) -> Array:

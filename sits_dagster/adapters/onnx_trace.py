@@ -7,7 +7,11 @@ source of the memory that a node takes while it runs.
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import tempfile
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sits_dagster.adapters.onnx_engine import is_out_of_memory, load_runtime
+from sits_dagster.adapters.onnx_engine import cuda_provider, is_out_of_memory, load_runtime
+from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
 from sits_dagster.models.graph.structure import TensorType
 from sits_dagster.models.trace import CallTrace, TracedNode
 
-__all__ = ["OPTIONS", "PROVIDER", "TracedSession", "optimize", "runtime_version"]
+__all__ = ["OPTIONS", "PROVIDER", "TimedSession", "TracedSession", "optimize", "runtime_version"]
 
 LOG_FATAL_ONLY = 4
+CALLS_MIN, CALLS_MAX = 2, 200
 NODE_SUFFIX = "_kernel_time"
 STATISTICS_COLUMNS = 5  # name, inputs, initializers, dynamic sizes, temporary allocations
 ELEMENT_TYPES = {"float": "float32", "double": "float64"}
@@ -59,21 +65,23 @@ class TracedSession:
 
     Args:
         model: The `.onnx` file: an optimised one, or one whose own nodes are of interest.
+        device: Where it runs; the CPU without a limit if left out.
 
     Raises:
         ModelError: The runtime does not load the model.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, device: Device | None = None) -> None:
         runtime = load_runtime()
-        self._folder = tempfile.TemporaryDirectory(prefix="sits-trace-")
-        self._statistics = Path(self._folder.name) / "nodes.csv"
+        folder = Path(tempfile.mkdtemp(prefix="sits-trace-"))
+        self._clean_up = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._statistics = folder / "nodes.csv"
         options = _options(runtime)
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
-        options.profile_file_prefix = str(Path(self._folder.name) / "profile")
+        options.profile_file_prefix = str(folder / "profile")
         options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(self._statistics))
-        self._session: Any = _open(runtime, model, options)
+        self._session: Any = _open(runtime, model, options, device)
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
@@ -105,10 +113,11 @@ class TracedSession:
         self._session = None  # the statistics are written when the session ends
         events = json.loads(profile.read_text(encoding="utf-8"))
         workspaces = _workspaces(self._statistics)
-        self._folder.cleanup()
+        self._clean_up()
         calls = _calls(events)
-        first, last = calls[0], calls[-1]
-        before = first[0]["args"]
+        last = calls[-1]
+        # Before anything ran: a call that failed has grown the arena already.
+        before = next(event for event in events if _is_node(event))["args"]
         seconds = [event["dur"] for event in events if event.get("name") == "model_run"]
         return CallTrace(
             nodes=tuple(_node(event, workspaces) for event in last),
@@ -119,6 +128,37 @@ class TracedSession:
         )
 
 
+class TimedSession:
+    """A model loaded as it is in the file, without the cost of watching it.
+
+    Args:
+        model: The `.onnx` file.
+        device: Where it runs.
+
+    Raises:
+        ModelError: The runtime does not load the model.
+    """
+
+    def __init__(self, model: Path, device: Device) -> None:
+        runtime = load_runtime()
+        options = _options(runtime)
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._session: Any = _open(runtime, model, options, device)
+        # On the CPU a call runs on this thread alone, and its own time is not disturbed by other processes.
+        self._clock = time.thread_time if device.kind is DeviceKind.CPU else time.perf_counter
+
+    def seconds(self, feeds: Mapping[str, NDArray[np.generic]], seconds_max: float) -> float:
+        """Return the shortest of the calls that fit into `seconds_max`, of at least two after a first one."""
+        self._session.run(None, dict(feeds))
+        best, begun, calls = math.inf, time.perf_counter(), 0
+        while calls < CALLS_MIN or (calls < CALLS_MAX and time.perf_counter() - begun < seconds_max):
+            start = self._clock()
+            self._session.run(None, dict(feeds))
+            best = min(best, self._clock() - start)
+            calls += 1
+        return best
+
+
 def _options(runtime: Any) -> Any:  # noqa: ANN401 - the runtime has no usable types
     options = runtime.SessionOptions()
     options.log_severity_level = LOG_FATAL_ONLY
@@ -127,9 +167,13 @@ def _options(runtime: Any) -> Any:  # noqa: ANN401 - the runtime has no usable t
     return options
 
 
-def _open(runtime: Any, model: Path, options: Any) -> Any:  # noqa: ANN401 - the runtime has no usable types
+def _open(runtime: Any, model: Path, options: Any, device: Device | None = None) -> Any:  # noqa: ANN401 - no types
+    providers: list[Any] = [PROVIDER]
+    if device is not None and device.kind is DeviceKind.CUDA:
+        runtime.preload_dlls()
+        providers = [cuda_provider(device)]
     try:
-        return runtime.InferenceSession(str(model), options, providers=[PROVIDER])
+        return runtime.InferenceSession(str(model), options, providers=providers)
     except Exception as error:  # the runtime's errors have no common base
         msg = f"ONNX Runtime cannot load {str(model)!r}: {' '.join(str(error).split())[:500]}"
         raise ModelError(msg, hint="check the file with onnx.checker, and its operators' domains.") from error
@@ -141,7 +185,7 @@ def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     for event in events:
         if event.get("name") == "model_run":
             calls.append([])
-        elif event.get("cat") == "Node" and event["name"].endswith(NODE_SUFFIX):
+        elif _is_node(event):
             calls[-1].append(event)
     # A call that failed leaves its nodes' events, but no event of its own: they stand before the next call's.
     found = [call[_last_start(call) :] for call in calls if call]
@@ -149,6 +193,10 @@ def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         msg = "ONNX Runtime ran no node of the model."
         raise ModelError(msg, hint="its outputs are constants: it needs no inference.")
     return found
+
+
+def _is_node(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event["name"]).endswith(NODE_SUFFIX)
 
 
 def _last_start(call: list[dict[str, Any]]) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sits_dagster.errors import ModelError
+from sits_dagster.models.batching import BatchingReport
+from sits_dagster.models.codec import dump, load
 from sits_dagster.models.profile import SCHEMA, ModelProfile, RuntimeKey
 
 __all__ = ["ProfileCache", "cache_folder"]
@@ -48,15 +50,18 @@ class ProfileCache:
 
     def keep(self, profile: ModelProfile, request: Mapping[str, Any]) -> None:
         """Keep a profile for the next time; a folder that cannot be written to is no error."""
-        path = self._profile(profile.digest, request)
+        _write(self._profile(profile.digest, request), profile.to_json())
+
+    def find_batching(self, digest: str, key: str) -> BatchingReport | None:
+        """Return what a trial of a model with such rows showed, or `None` where there was none."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(profile.to_json())
-            Path(name).replace(path)
-        except OSError:
-            return
+            return load(BatchingReport, json.loads(self._batching(digest, key).read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def keep_batching(self, digest: str, key: str, report: BatchingReport) -> None:
+        """Keep what a trial showed."""
+        _write(self._batching(digest, key), json.dumps(dump(report)))
 
     def optimized(self, digest: str, runtime: RuntimeKey) -> Path | None:
         """Return a model's optimised graph, or `None` where there is none."""
@@ -103,6 +108,21 @@ class ProfileCache:
         key = hashlib.sha256(json.dumps([SCHEMA, request], sort_keys=True).encode()).hexdigest()
         return self.folder / "profiles" / f"{digest}-{key[:16]}.json"
 
+    def _batching(self, digest: str, key: str) -> Path:
+        return self.folder / "batching" / f"{digest}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
     def _optimized(self, digest: str, runtime: RuntimeKey) -> Path:
         text = f"{runtime.version}|{runtime.provider}|{runtime.options}"
         return self.folder / "optimized" / f"{digest[:32]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Put a file in place whole; a folder that cannot be written to is no error of a cache."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError:
+        return

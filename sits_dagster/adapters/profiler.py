@@ -208,6 +208,8 @@ def _composed(
         inputs=tuple(_with_axis(value, batching.input_axes) for value in analysis.inputs),
         outputs=tuple(_with_axis(value, batching.output_axes) for value in analysis.outputs),
         lengths=analysis.shapes.assumed,
+        input_shapes=analysis.shapes if run is None else run.shapes,
+        integer_limit=0 if run is None else run.integer_limit,
         parameters=analysis.parameters,
         parameter_bytes=analysis.parameter_bytes,
         parameter_bytes_by_type=analysis.parameter_bytes_by_type,

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sits_dagster.adapters.onnx_trace import OPTIONS, PROVIDER, TracedSession, optimize, runtime_version
+from sits_dagster.adapters.onnx_trace import (
+    OPTIONS,
+    PROVIDER,
+    TimedSession,
+    TracedSession,
+    optimize,
+    runtime_version,
+)
+from sits_dagster.devices.device import Device
 from sits_dagster.errors import ConfigError, ModelError, SitsError
 from sits_dagster.models.analysis import analyse, row_counts
 from sits_dagster.models.batching import (
@@ -21,17 +29,24 @@ from sits_dagster.models.batching import (
     probe_fixed_batch,
     probe_padding,
 )
+from sits_dagster.models.calibration import Probe
 from sits_dagster.models.codec import dump, load
-from sits_dagster.models.graph.files import keep_inputs
+from sits_dagster.models.graph.files import make_traceable
 from sits_dagster.models.graph.shapes import GraphFile
 from sits_dagster.models.graph.structure import Graph, TensorType
 from sits_dagster.models.inputs import IMAGE_SIZES, InputShapes, input_shapes
 from sits_dagster.models.profile import RuntimeKey
-from sits_dagster.models.run_analysis import RunAnalysis, plan_of_traces, traced_kernels, traced_types
+from sits_dagster.models.run_analysis import (
+    RunAnalysis,
+    arena_bytes,
+    plan_of_traces,
+    traced_kernels,
+    traced_types,
+)
 from sits_dagster.models.samples import attempts, is_mask, sample_batch, sample_rows
 from sits_dagster.models.trace import CallTrace
 
-__all__ = ["analyse_model", "run_model"]
+__all__ = ["analyse_model", "probe_model", "run_model"]
 
 PADDING_CELLS = 32
 Arrays = dict[str, NDArray[np.generic]]
@@ -75,7 +90,7 @@ def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         optimizing = pool.submit(optimize, path, optimized)
         original = GraphFile(path).graph
         optimizing.result()
-    keep_inputs(optimized, original.inputs)
+    make_traceable(optimized, original.inputs)
     given, values = _given(request), request.get("values")
     session = TracedSession(optimized)
     shapes, limit, rows = _working_rows(session, original, given, values)
@@ -84,8 +99,9 @@ def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         report, traces = _batched(session, optimized, shapes, rows)
     else:
         report, traces = _fixed(session, shapes, rows)
-    graph = GraphFile(optimized).graph
-    plan, resident = plan_of_traces(graph, traces)
+    file = GraphFile(optimized)
+    graph = file.graph
+    plan, resident = plan_of_traces(graph, traces, file.types({}).types)
     return dump(
         RunAnalysis(
             shapes=shapes,
@@ -98,6 +114,30 @@ def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
             seconds={count: traces[count].seconds for count in counts if count in traces},
         )
     )
+
+
+def probe_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return what batches of the model took: a list of `Probe` as JSON values.
+
+    Args:
+        request: `path` of a graph that is loaded as it is; `device`; `input_shapes`; `integer_limit`;
+            `values`; the `rows` of each batch; and `seconds_max`, how long the calls of one batch are
+            repeated for their time.
+    """
+    path, shapes = Path(request["path"]), load(InputShapes, request["input_shapes"])
+    device = load(Device, request["device"])
+    inputs = GraphFile(path).graph.inputs
+    timed = TimedSession(path, device) if request["seconds_max"] > 0 else None
+    found: list[Any] = []
+    for rows in request["rows"]:
+        feeds = sample_batch(
+            inputs, shapes, rows, integer_limit=request["integer_limit"], values=request.get("values")
+        )
+        session = TracedSession(path, device)
+        session.run(feeds)
+        seconds = None if timed is None else timed.seconds(feeds, request["seconds_max"])
+        found.append(dump(Probe(rows=rows, bytes_held=arena_bytes(session.finish()), seconds=seconds)))
+    return found
 
 
 def _given(request: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
@@ -136,27 +176,30 @@ def _has_integers(graph: Graph) -> bool:
 def _batched(
     session: TracedSession, optimized: Path, shapes: InputShapes, rows: list[Arrays]
 ) -> tuple[BatchingReport, Mapping[int, CallTrace]]:
-    """Probe batches of two and of three, each on an arena of its own."""
+    """Probe batches of two and of three, each on an arena of its own.
+
+    Their workspaces are the largest of all calls of a session: no other call may come before them.
+    """
     padding = list(_padding_evidence(session, shapes, rows[0]))
-    other = TracedSession(optimized)
-    counts = row_counts(shapes)
+    fresh: dict[int, TracedSession] = {}
     done: set[int] = set()
 
     def run(feeds: Mapping[str, NDArray[np.generic]]) -> Mapping[str, NDArray[np.generic]]:
         name, axis = next((name, axis) for name, axis in shapes.axes.items() if axis is not None)
         count = feeds[name].shape[axis]
-        used = other if count == counts[1] else session
-        outputs = used.run(feeds)
+        if count == 1:
+            return session.run(feeds)
+        fresh[count] = TracedSession(optimized)
+        outputs = fresh[count].run(feeds)
         done.add(count)
         return outputs
 
     report = probe_batching(run, rows, shapes.axes)
-    if done >= set(counts):
-        traces = {counts[0]: session.finish(), counts[1]: other.finish()}
-    else:
-        session.run(rows[0])
-        traces = {1: session.finish()}
-    return _with_padding(report, padding), traces
+    counts = row_counts(shapes)
+    if done < set(counts):
+        fresh, counts = {1: TracedSession(optimized)}, (1,)
+        fresh[1].run(rows[0])
+    return _with_padding(report, padding), {count: fresh[count].finish() for count in counts}
 
 
 def _fixed(

@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import BaseModel, Field
 
 from sits_dagster.assets.inference import build_inference_asset
+from sits_dagster.assets.model import build_model_asset
 from sits_dagster.inference.sink import ParquetSink
 from sits_dagster.inference.source import ParquetDataset
 from sits_dagster.models.model import OnnxModel
@@ -60,6 +61,13 @@ class BatchInferenceComponent(dg.Component, dg.Model, dg.Resolvable):
     batch_rows: int | None = Field(
         default=None, ge=1, description="Rows of a batch; without it what the inference resource says."
     )
+    model_asset: bool | str = Field(
+        default=False,
+        description=(
+            "`true`: the model is an asset of its own, `<asset_name>_model`, which shows its profile. A key, "
+            "such as `models/recogniser`: it is that asset, defined elsewhere. The asset depends on it."
+        ),
+    )
     root: str = Field(default=".", description="Folder that relative paths start from.")
     brings_resources: bool = Field(
         default=True,
@@ -78,16 +86,27 @@ class BatchInferenceComponent(dg.Component, dg.Model, dg.Resolvable):
         )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the asset, and the resources that it needs unless the project has them."""
+        """Return the asset, the model's if asked for, and the resources unless the project has them."""
+        model = OnnxModel(self._absolute(self.model_path))
+        model_asset = self._model_asset(model)
         asset = build_inference_asset(
             self.asset_name,
-            model=OnnxModel(self._absolute(self.model_path)),
+            model=model,
+            model_asset=model_asset,
             source=ParquetDataset(self._absolute(self.source_path)),
             sink=ParquetSink(self._absolute(self.sink_path), keep_columns=list(self.keep_columns)),
             partitions_def=dg.DailyPartitionsDefinition(self.daily_from) if self.daily_from else None,
             batch_rows=self.batch_rows,
         )
-        return dg.Definitions(assets=[asset], resources=default_resources() if self.brings_resources else {})
+        return dg.Definitions(
+            assets=[model_asset, asset] if isinstance(model_asset, dg.AssetsDefinition) else [asset],
+            resources=default_resources() if self.brings_resources else {},
+        )
+
+    def _model_asset(self, model: OnnxModel) -> dg.AssetsDefinition | dg.AssetKey | None:
+        if isinstance(self.model_asset, str):
+            return dg.AssetKey.from_user_string(self.model_asset)
+        return build_model_asset(model, name=f"{self.asset_name}_model") if self.model_asset else None
 
     def _absolute(self, path: str) -> str:
         return str((Path(self.root) / path).absolute())

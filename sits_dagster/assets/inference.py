@@ -1,12 +1,13 @@
 """The inference asset: one asset whose step plans, leases a device, runs the shards and commits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.events import CoercibleToAssetKey
 
 from sits_dagster.adapters.leases import LeaseCancelled
 from sits_dagster.adapters.onnx_engine import OnnxEngine
@@ -23,6 +24,7 @@ from sits_dagster.inference.partition import partition_stats, publish_partition
 from sits_dagster.inference.sink import ParquetSink
 from sits_dagster.inference.source import ParquetDataset
 from sits_dagster.inference.stats import Progress
+from sits_dagster.metadata import MODEL_PATH_KEY
 from sits_dagster.models.model import OnnxModel
 from sits_dagster.resources.gpu_pool import GpuPoolResource
 from sits_dagster.resources.inference import InferenceResource
@@ -39,6 +41,7 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
     model: OnnxModel,
     source: ParquetDataset,
     sink: ParquetSink,
+    model_asset: dg.AssetsDefinition | CoercibleToAssetKey | None = None,
     encode: EncodeFunction | None = None,
     decode: DecodeFunction | None = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
@@ -58,6 +61,8 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
         model: The model.
         source: Where a partition's rows come from.
         sink: Where its results go.
+        model_asset: What `build_model_asset` made of the same model, or its key: the asset then depends on
+            it, and Dagster calls partitions stale that another version of the model computed.
         encode: A record batch of `source.columns` to the model's inputs; by default each input is the
             column of its name. See `EncodeFunction`.
         decode: The model's outputs to columns; by default each output becomes a column. See
@@ -73,8 +78,8 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
             `description`, `backfill_policy`, …
 
     Raises:
-        ConfigError: A retry policy is given (it would swallow a cancellation), or the sink's path does
-            not tell partitions apart.
+        ConfigError: A retry policy is given (it would swallow a cancellation), the sink's path does not
+            tell partitions apart, or the model asset is that of another model.
 
     Example:
         >>> import dagster as dg
@@ -107,6 +112,8 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
     }
     prefix = asset_options.get("key_prefix") or []
     key = dg.AssetKey([*([prefix] if isinstance(prefix, str) else prefix), name])
+    if model_asset is not None:
+        options["deps"] = _with_model(name, model, model_asset, asset_options.get("deps") or ())
     if fan_out:
         return build_fan_out_asset(name, job=job, key=key, pool=pool, options=options)
 
@@ -204,6 +211,26 @@ def _result(context: dg.AssetExecutionContext, key: dg.AssetKey, done: _Done) ->
         if partition is not None:
             context.add_asset_metadata(metadata, partition_key=partition)
     return dg.MaterializeResult(check_results=checks)
+
+
+def _with_model(
+    name: str,
+    model: OnnxModel,
+    model_asset: dg.AssetsDefinition | CoercibleToAssetKey,
+    deps: Iterable[Any],
+) -> list[Any]:
+    """Return the dependencies with the model's asset among them, once."""
+    if isinstance(model_asset, dg.AssetsDefinition):
+        key = model_asset.key
+        path = model_asset.get_asset_spec(key).metadata.get(MODEL_PATH_KEY, model.path)
+        if path != model.path:
+            msg = f"Asset {name!r} runs model {model.path!r}, but its model_asset is that of {path!r}."
+            raise ConfigError(msg, hint="give the same OnnxModel to build_model_asset.")
+    else:
+        key = dg.AssetKey.from_coercible(model_asset)
+    found = list(deps)
+    known = {dep.asset_key for dep in dg.AssetSpec(name, deps=found).deps}
+    return found if key in known else [*found, key]
 
 
 def _check_options(

@@ -6,23 +6,27 @@ import resource
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 
 from sits_dagster.adapters.onnx_engine import OnnxEngine
+from sits_dagster.adapters.onnx_trace import runtime_version
+from sits_dagster.adapters.profile_cache import ProfileCache
 from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, current_digest, now_utc
 from sits_dagster.assets.reporting import reports_progress
 from sits_dagster.assets.stop import StopSignal
 from sits_dagster.errors import TransientError
 from sits_dagster.inference.attempt import Attempt
+from sits_dagster.inference.batching_probe import probe_partition
 from sits_dagster.inference.checkpoint import QUARANTINE_FOLDER
 from sits_dagster.inference.partition import run_attempt
 from sits_dagster.inference.shards import Shard
 from sits_dagster.inference.sizing import FixedBatchSizer
 from sits_dagster.inference.stats import PartitionStats, Progress
 from sits_dagster.metadata import partition_metadata
+from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.resources.gpu_pool import GpuPoolResource
 from sits_dagster.resources.inference import InferenceResource
 from sits_dagster.resources.storage import StorageResource
@@ -107,7 +111,7 @@ class StepRuntime:
             raise TransientError(
                 msg, retry_after_seconds=1.0, hint="the step is tried again with the new one."
             )
-        batch_rows = engine.signature.batch_rows_fixed or self.batch_rows
+        batch_rows = self._batch_rows(opened, engine)
         with reports_progress(
             self.context,
             progress,
@@ -132,6 +136,38 @@ class StepRuntime:
                 f"and {progress.rows_kept} more are kept for the next one."
             )
         return is_done, len(carried)
+
+    def _batch_rows(self, opened: OpenPartition, engine: OnnxEngine) -> int:
+        """Return the rows of a batch: one where rows must not share it."""
+        fixed = engine.signature.batch_rows_fixed
+        if fixed is not None:
+            return fixed
+        batching = self._batching(opened, engine)
+        if batching.verdict is not Batching.NOT_BATCHABLE:
+            return self.batch_rows
+        if self.batch_rows > 1:
+            self.context.log.warning(
+                f"Model {self.job.model.name!r} gets batches of one row: {batching.evidence[0]}. "
+                "OnnxModel(is_batchable=True) overrules that."
+            )
+        return 1
+
+    def _batching(self, opened: OpenPartition, engine: OnnxEngine) -> BatchingReport:
+        """Return whether rows may share a batch, tried once for a model, device and shape of rows."""
+        cache = ProfileCache()
+        parts = (runtime_version(), engine.device_name, self.job.model.padding, opened.work.columns_required)
+        report = cache.find_batching(engine.digest, repr(parts))
+        if report is None:
+            work = self.job.with_signature(opened, engine.signature)
+            report = probe_partition(work, engine, self.inference.policy())
+            if report.verdict is not Batching.UNPROBED:
+                cache.keep_batching(engine.digest, repr(parts), report)
+        engine.place_rows(report.output_axes)
+        declared = self.job.model.is_batchable
+        if declared is None:
+            return report
+        verdict = Batching.INVARIANT if declared else Batching.NOT_BATCHABLE
+        return replace(report, verdict=verdict, evidence=(f"the model is declared is_batchable={declared}",))
 
     def metadata(self, opened: OpenPartition, stats: PartitionStats) -> Mapping[str, dg.MetadataValue[Any]]:
         """Return what the partition's materialisation shows."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sits_dagster.errors import InvariantError
-from sits_dagster.models.buffers import ALIASES, plan_buffers
+from sits_dagster.models.buffers import ALIASES, joint_type, plan_buffers
 from sits_dagster.models.cost import GraphCost, KernelCost, Uncosted, graph_costs
 from sits_dagster.models.graph.shapes import BoundTypes, GraphFile
 from sits_dagster.models.graph.structure import Graph, Node, TensorType
@@ -173,7 +173,10 @@ def _plan(graph: Graph, bound: Sequence[BoundTypes], rows: Sequence[int]) -> Mem
         for name, kind in first.items()
         if name in last and kind.is_known and last[name].is_known
     }
-    joint = {name: _joint(kind, last.get(name)) for name, kind in first.items()}
+    joint = {
+        name: joint_type(kind, last[name]) if name in last else TensorType(kind.dtype, None)
+        for name, kind in first.items()
+    }
     pruned = replace(
         graph,
         nodes=tuple(node for node in graph.nodes if not all(n in folded for n in node.outputs if n)),
@@ -183,16 +186,6 @@ def _plan(graph: Graph, bound: Sequence[BoundTypes], rows: Sequence[int]) -> Mem
         types=joint,
     )
     return memory_plan(plan_buffers(pruned), sizes, {})
-
-
-def _joint(kind: TensorType, other: TensorType | None) -> TensorType:
-    """Return a type whose shape equals another's only if both are equal for every number of rows."""
-    if other is None or not kind.is_known or not other.is_known or len(kind.lengths) != len(other.lengths):
-        return TensorType(kind.dtype, None)
-    return TensorType(
-        kind.dtype,
-        tuple(a if a == b else f"{a}/{b}" for a, b in zip(kind.lengths, other.lengths, strict=True)),
-    )
 
 
 def _parameters(graph: Graph, types: Mapping[str, TensorType]) -> Mapping[str, TensorType]:

@@ -87,7 +87,11 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
                 input_axes=input_axes,
                 output_axes=dict.fromkeys(singles[0], 0),
             )
-    output_axes = {name: _row_axis(name, singles[0], batches) for name in singles[0]}
+    output_axes = {
+        name: _row_axis(name, singles[0], batches)
+        for name in singles[0]
+        if not _is_constant(name, singles, batches)
+    }
     evidence = [
         found
         for name, axis in output_axes.items()
@@ -200,6 +204,8 @@ def _difference(
     name: str, axis: int | None, singles: Sequence[Arrays], batches: Mapping[int, Arrays]
 ) -> str | None:
     if axis is None:
+        if _is_constant(name, singles, batches):
+            return None
         return (
             f"no axis of output {name!r} holds the rows: its shape is {singles[0][name].shape} for one row, "
             f"{next(iter(batches.values()))[name].shape} for two"
@@ -216,6 +222,12 @@ def _difference(
                     f"in output {name!r}"
                 )
     return None
+
+
+def _is_constant(name: str, singles: Sequence[Arrays], batches: Mapping[int, Arrays]) -> bool:
+    """Return whether an output is the same whatever the rows are, such as a list of labels."""
+    first = singles[0][name]
+    return all(np.array_equal(first, outputs[name]) for outputs in (*singles, *batches.values()))
 
 
 def _deviation(first: NDArray[np.generic], second: NDArray[np.generic]) -> tuple[float, float]:

@@ -7,12 +7,12 @@ buffer is reused only where two shapes are *known* to be equal (allocation_plann
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sits_dagster.models.graph.structure import ELEMENT_BITS, Graph, Node, TensorType
 
-__all__ = ["ALIASES", "BufferPlan", "BufferStep", "plan_buffers"]
+__all__ = ["ALIASES", "BufferPlan", "BufferStep", "joint_type", "plan_buffers"]
 
 # Kernels whose output is their first input under another shape.
 ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Optional"})
@@ -57,6 +57,16 @@ class BufferPlan:
     kept: tuple[str, ...]
 
 
+def joint_type(kind: TensorType, other: TensorType) -> TensorType:
+    """Return a tensor's type from those in two batches: shapes are equal only if they are so in both."""
+    if not kind.is_known or not other.is_known or len(kind.lengths) != len(other.lengths):
+        return TensorType(kind.dtype, None)
+    return TensorType(
+        kind.dtype,
+        tuple(a if a == b else f"{a}/{b}" for a, b in zip(kind.lengths, other.lengths, strict=True)),
+    )
+
+
 def plan_buffers(graph: Graph, *, branches: Mapping[str, str] | None = None) -> BufferPlan:
     """Return which tensors get memory of their own, when, and until when.
 
@@ -71,7 +81,7 @@ class _Planner:
     def __init__(self, graph: Graph, branches: Mapping[str, str]) -> None:
         self._graph = graph
         self._branches = branches
-        self._types = {**graph.types, **graph.inputs, **graph.outputs}
+        self._types = {**graph.inputs, **graph.outputs, **graph.types}
         self._uses = _uses(graph)
         self._buffer = {name: name for name in self._uses}
         self._free: list[str] = []
@@ -91,10 +101,32 @@ class _Planner:
             if body is None:
                 steps.append(BufferStep(node.name, node.operator, tuple(allocated), tuple(released)))
             else:
-                steps.append(BufferStep(node.name, node.operator, tuple(allocated), ()))
-                steps.extend(_inner(body, self._branches))
-                steps.append(BufferStep("", node.operator, (), tuple(released)))
+                steps.extend(self._nested(node, body, allocated, released))
         return BufferPlan(_at_their_end(steps), tuple(sorted(self._own & set(self._graph.outputs))))
+
+    def _nested(
+        self, node: Node, body: Graph, allocated: list[str], released: list[str]
+    ) -> Iterator[BufferStep]:
+        """Yield the steps of a node that runs a body."""
+        later = {inner: outer for inner, outer in self._late(node, body) if outer in allocated}
+        early = tuple(name for name in allocated if name not in later.values())
+        yield BufferStep(node.name, node.operator, early, ())
+        made: set[str] = set()
+        for step in _inner(body, self._branches, self._types):
+            own = tuple(name for name in step.allocated if name not in body.outputs)
+            mine = tuple(later[name] for name in step.allocated if name in later)
+            made.update(mine)
+            yield BufferStep(step.node, step.operator, (*own, *mine), step.released)
+        rest = tuple(name for name in later.values() if name not in made)
+        yield BufferStep("", node.operator, rest, tuple(released))
+
+    def _late(self, node: Node, body: Graph) -> Iterator[tuple[str, str]]:
+        """Yield inner and outer names of what an If allocates no earlier than its body makes it."""
+        if node.operator == "If":
+            for inner, outer in zip(body.outputs, node.outputs, strict=False):
+                kind = self._types.get(outer)
+                if outer and not (kind is not None and kind.is_known):
+                    yield inner, outer
 
     def _body(self, node: Node) -> Graph | None:
         chosen = node.bodies.get(self._branches.get(node.name, ""))
@@ -166,23 +198,17 @@ def _uses(graph: Graph) -> Counter[str]:
     return uses
 
 
-def _inner(body: Graph, branches: Mapping[str, str]) -> list[BufferStep]:
-    """Return the steps of a body; its outputs are already allocated as those of the node that runs it."""
+def _inner(
+    body: Graph, branches: Mapping[str, str], types: Mapping[str, TensorType]
+) -> tuple[BufferStep, ...]:
     own = Graph(
         nodes=body.nodes,
         inputs={**body.inputs, **_outer_names(body)},
         outputs=body.outputs,
         constants=body.constants,
-        types=body.types,
+        types={**body.types, **types},
     )
-    plan = plan_buffers(own, branches=branches)
-    outputs = set(body.outputs)
-    return [
-        BufferStep(
-            step.node, step.operator, tuple(n for n in step.allocated if n not in outputs), step.released
-        )
-        for step in plan.steps
-    ]
+    return plan_buffers(own, branches=branches).steps
 
 
 def _outer_names(body: Graph) -> dict[str, TensorType]:

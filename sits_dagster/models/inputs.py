@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sits_dagster.errors import ConfigError
 from sits_dagster.models.graph.structure import Graph, TensorType
 
-__all__ = ["GivenShapes", "InputShapes", "input_shapes"]
+__all__ = ["GivenShapes", "InputShapes", "input_shapes", "row_axes"]
 
 GivenShapes = Mapping[str, tuple[int | str, ...]]
 """Shapes that a user gives, by input name: a number is a length, a name the axis of the rows."""
@@ -134,31 +134,46 @@ def _declared(
     return given
 
 
+def row_axes(shapes: Mapping[str, Sequence[int | str | None]]) -> dict[str, int | None]:
+    """Guess along which axis of each input the rows lie; running the model shows whether that is right.
+
+    They lie along the first axis where that is free. An input whose first axis is fixed has them along a
+    free axis of the same name, or one without a name. Where no first axis is free the batch is fixed.
+
+    Args:
+        shapes: Lengths, or names of free axes, by input.
+    """
+    plain = {name: [_length(length) for length in shape] for name, shape in shapes.items()}
+    leading = {name for name, shape in plain.items() if shape and not isinstance(shape[0], int)}
+    names = {plain[name][0] for name in leading} - {None}
+    axes: dict[str, int | None] = {}
+    for name, shape in plain.items():
+        same = [axis for axis, length in enumerate(shape) if length in names]
+        unnamed = [axis for axis, length in enumerate(shape) if length is None]
+        candidates = [0] if name in leading else same or unnamed if leading else []
+        axes[name] = candidates[0] if candidates else None
+    return axes
+
+
+def _length(length: int | str | None) -> int | str | None:
+    """Return a length or a name; `None` for what exporters write when they know nothing."""
+    if isinstance(length, str):
+        return None if length in {"", "?", "-1"} else length
+    return length if length is None or length >= 0 else None
+
+
 def _row_axes(
     graph: Graph, declared: Mapping[str, tuple[int | str | None, ...]], given: GivenShapes
 ) -> Mapping[str, int | None]:
-    """Guess the axis of the rows; running the model shows whether the guess is right."""
     axes: dict[str, int | None] = {}
     for name, shape in given.items():
         named = [axis for axis, length in enumerate(shape) if isinstance(length, str)]
-        own_shape = graph.inputs[name].shape
-        is_leading = bool(shape) and (own_shape is None or not isinstance(own_shape[0], int))
+        own = graph.inputs[name].shape
+        is_leading = bool(shape) and (own is None or not isinstance(own[0], int))
         axes[name] = named[0] if named else 0 if is_leading else None
-    leading = {name: shape for name, shape in declared.items() if shape and not isinstance(shape[0], int)}
-    own = {name: graph.inputs[name].shape or () for name in declared}
-    names = {shape[0] for name, shape in own.items() if name in leading and shape} - {None}
-    for name, shape in declared.items():
-        if name in axes:
-            continue
-        if name in leading:
-            axes[name] = 0
-        elif not leading and not given:
-            axes[name] = None
-        else:
-            same = [axis for axis, length in enumerate(shape) if length in names and length is not None]
-            unnamed = [axis for axis, length in enumerate(shape) if length is None]
-            axes[name] = (same or unnamed or [None])[0]
-    return axes
+    # A given name is the rows' own word: the file's name of that axis tells where others have it.
+    guessed = row_axes({name: graph.inputs[name].shape or declared[name] for name in declared})
+    return {name: axes.get(name, guessed[name]) for name in declared}
 
 
 def _assumed(shape: tuple[int | str | None, ...], axis: int, image_size: tuple[int, int]) -> int:

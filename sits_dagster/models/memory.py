@@ -78,9 +78,8 @@ class MemoryPlan:
 def memory_plan(
     plan: BufferPlan,
     sizes: Mapping[str, Linear],
-    workspaces: Mapping[str, Linear],
+    workspaces: Mapping[str, tuple[Linear, ...]],
     *,
-    pieces: Mapping[str, int] | None = None,
     resident: int = 0,
 ) -> MemoryPlan:
     """Return the plan with sizes put in.
@@ -88,8 +87,7 @@ def memory_plan(
     Args:
         plan: When which tensor gets memory.
         sizes: Bytes of each tensor; one that is not named takes none.
-        workspaces: Bytes that a node takes while it runs, by the node's name.
-        pieces: In how many equal pieces a node takes its workspace, where not in one.
+        workspaces: Bytes of what a node takes while it runs, in order, by the node's name.
         resident: Bytes in the arena before the call.
     """
     lines: list[Linear] = []
@@ -104,13 +102,11 @@ def memory_plan(
                 lines.append(sizes[name])
                 numbers[name] = len(lines)
                 events.append(len(lines))
-        if step.node in workspaces:
-            count = (pieces or {}).get(step.node, 1)
-            whole = workspaces[step.node]
-            first = len(lines) + 1
-            lines.extend([Linear(whole.a / count, whole.b / count)] * count)
-            events.extend(range(first, first + count))
-            events.extend(range(-first, -first - count, -1))
+        pieces = workspaces.get(step.node, ())
+        first = len(lines) + 1
+        lines.extend(pieces)
+        events.extend(range(first, first + len(pieces)))
+        events.extend(range(-first, -first - len(pieces), -1))
         events.extend(-numbers[name] for name in step.released if name in numbers)
     return MemoryPlan(tuple(lines), tuple(events))
 

@@ -61,6 +61,8 @@ class OnnxModel:
         path: Path of the `.onnx` file, absolute or below the storage resource's root. Files with
             external data are found through it.
         padding: Axes that may be padded. Rows of unlike shape never share a batch otherwise.
+        is_batchable: Whether rows of equal shape may share a batch: `True` and `False` are taken as they
+            are, `None` lets each run try it with its first rows.
 
     Example:
         >>> OnnxModel("recogniser.onnx", padding=(Padding(input="x", multiple=160),)).name
@@ -69,6 +71,7 @@ class OnnxModel:
 
     path: str
     padding: tuple[Padding, ...] = ()
+    is_batchable: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.path:

@@ -12,6 +12,7 @@ from sits_dagster.models.arena import ArenaPolicy
 from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.models.codec import dump, load
 from sits_dagster.models.cost import KernelCost, Uncosted
+from sits_dagster.models.inputs import InputShapes
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.memory import ArenaUse, MemoryPlan, largest_batch
 from sits_dagster.models.timing import TimeModel
@@ -101,6 +102,8 @@ class ModelProfile:
         inputs: What a caller gives.
         outputs: What a caller gets.
         lengths: Lengths assumed for free axes other than the rows', by axis.
+        input_shapes: The shapes of all inputs that the figures hold for.
+        integer_limit: Whole numbers below this were accepted by the model when it was tried; 0 if it was not.
         parameters: How many weights there are.
         parameter_bytes: Bytes of all constants that are held while the model runs.
         parameter_bytes_by_type: The same by element type.
@@ -125,6 +128,8 @@ class ModelProfile:
     inputs: tuple[TensorProfile, ...]
     outputs: tuple[TensorProfile, ...]
     lengths: Mapping[str, int]
+    input_shapes: InputShapes
+    integer_limit: int = 0
     parameters: int
     parameter_bytes: int
     parameter_bytes_by_type: Mapping[str, int]

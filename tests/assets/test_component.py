@@ -92,11 +92,51 @@ def test_component_without_partitions(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_asset", "key"), [(True, "scores_model"), ("models/times", "models/times"), (False, None)]
+)
+def test_model_asset_in_the_yaml(workspace: Workspace, model_asset: bool | str, key: str | None) -> None:
+    """`true` brings the model as an asset of its own, a key depends on another one, `false` on none."""
+    with create_defs_folder_sandbox() as sandbox:
+        sandbox.scaffold_component(
+            BatchInferenceComponent,
+            defs_path="nightly",
+            defs_yaml_contents=_yaml(workspace, model_asset=model_asset),
+        )
+        with sandbox.build_all_defs() as definitions:
+            dg.Definitions.validate_loadable(definitions)
+            graph = definitions.resolve_asset_graph()
+            parents = {k.to_user_string() for k in graph.get(dg.AssetKey("scores")).parent_keys}
+            executable = {k.to_user_string() for k in graph.executable_asset_keys}
+    assert parents == ({key} if key else set())
+    assert executable == ({"scores", "scores_model"} if model_asset is True else {"scores"})
+
+
+def test_model_asset_of_the_component_runs(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The component's model asset is profiled with the resources that the component brings."""
+    monkeypatch.setenv("SITS_CACHE_DIR", str(tmp_path / "cache"))
+    component = BatchInferenceComponent(
+        asset_name="scores",
+        model_path="model.onnx",
+        source_path="in/all",
+        sink_path="out/all",
+        root=str(workspace.root),
+        model_asset=True,
+    )
+    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    outcome = _materialise(workspace, definitions, "scores_model", None)
+    assert outcome.result.success, outcome.error
+    assert outcome.metadata(None)["sits/parameters"] == 1
+
+
+@pytest.mark.parametrize(
     ("change", "word"),
     [
         ({"batch_rows": 0}, "batch_rows"),
         ({"model": "model.onnx"}, "model"),
         ({"sink_path": "out"}, "partition_key"),
+        ({"model_asset": ["a"]}, "model_asset"),
     ],
 )
 def test_mistake_in_the_yaml_is_named(workspace: Workspace, change: dict[str, Any], word: str) -> None:

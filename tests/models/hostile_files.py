@@ -203,6 +203,18 @@ def external_data_by_a_linked_folder(folder: Path) -> Built:
     return _external(location=f"below/{folder.name}.secret")
 
 
+@CASES.add("error")
+def external_data_by_a_link_to_itself(folder: Path) -> Built:
+    (folder / "w.bin").symlink_to("w.bin")
+    return _external(location="w.bin")
+
+
+@CASES.add("error")
+def external_data_that_is_a_pipe(folder: Path) -> Built:
+    os.mkfifo(folder / "w.bin")
+    return _external(location="w.bin")
+
+
 # What a case says of its data, in a folder where `w.bin` has eight numbers.
 _ODD_EXTERNALS: dict[str, tuple[Expectation, dict[str, str | int]]] = {
     "too_short": ("either", {"length": 2 * WEIGHT_BYTES}),

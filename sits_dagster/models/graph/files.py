@@ -10,9 +10,9 @@ from sits_dagster.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["external_data_files", "input_names", "keep_inputs", "load_proto"]
+__all__ = ["external_data_files", "input_names", "load_proto", "make_traceable"]
 
 
 def external_data_files(model: Path) -> tuple[Path, ...]:
@@ -52,31 +52,62 @@ def load_proto(model: Path) -> ModelProto:
     import onnx
 
     try:
-        return onnx.load(str(model), load_external_data=False)
+        proto = onnx.load(str(model), load_external_data=False)
     except Exception as error:  # protobuf raises its own, undocumented types
         msg = f"{str(model)!r} is not an ONNX model: {error}"
         raise ModelError(msg, hint="export or copy the model again.") from error
+    if not proto.HasField("graph"):
+        msg = f"{str(model)!r} is not an ONNX model: it has no graph."
+        raise ModelError(msg, hint="export or copy the model again.")
+    return proto
 
 
-def keep_inputs(model: Path, names: Collection[str]) -> None:
-    """Take every other input out of the file.
+def make_traceable(model: Path, inputs: Collection[str]) -> None:
+    """Change ONNX Runtime's optimised graph so that a trace of it can be read.
 
-    ONNX Runtime's optimised graphs still ask for inputs whose default values it has folded away.
+    It still asks for inputs whose default values were folded away: only those named stay. And the runtime
+    makes up names for nodes without one, in every body anew: each gets a name of its own.
     """
+    proto = load_proto(model)
+    is_changed = _keep_inputs(proto.graph, inputs)
+    if _name_nodes(proto.graph) or is_changed:
+        model.write_bytes(proto.SerializeToString())
+
+
+def _keep_inputs(graph: GraphProto, names: Collection[str]) -> bool:
     import onnx
 
-    proto = load_proto(model)
-    kept = [value for value in proto.graph.input if value.name in names]
-    if len(kept) == len(proto.graph.input):
-        return
+    kept = [value for value in graph.input if value.name in names]
+    if len(kept) == len(graph.input):
+        return False
     copies: list[ValueInfoProto] = []
     for value in kept:
         copy = onnx.ValueInfoProto()
         copy.CopyFrom(value)
         copies.append(copy)
-    del proto.graph.input[:]
-    proto.graph.input.extend(copies)
-    model.write_bytes(proto.SerializeToString())
+    del graph.input[:]
+    graph.input.extend(copies)
+    return True
+
+
+def _name_nodes(graph: GraphProto) -> bool:
+    """Give all nodes unlike names; return whether that changed one."""
+    seen: set[str] = set()
+    is_changed = False
+    for number, node in enumerate(_nodes(graph)):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}#{number}"
+            is_changed = True
+        seen.add(node.name)
+    return is_changed
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
 
 
 def _resolve(model: Path, name: str) -> Path:

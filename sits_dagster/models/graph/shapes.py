@@ -64,7 +64,7 @@ class GraphFile:
         self.opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
         self.graph = graph_of(proto.graph, 0, path)
         self._folded = self.graph.folded()
-        self._stripped = _strip(proto)
+        self._stripped = _strip(proto, self.graph)
 
     def types(self, shapes: Mapping[str, tuple[int, ...]]) -> BoundTypes:
         """Return the types of all tensors when the inputs have these shapes.
@@ -112,8 +112,11 @@ def _inlined(proto: ModelProto, path: Path) -> ModelProto:
         raise ModelError(msg, hint="export the model without recursive functions.") from error
 
 
-def _strip(proto: ModelProto) -> ModelProto:
-    """Make large weights typed inputs, so that no library ever touches their bytes; uses up the message."""
+def _strip(proto: ModelProto, sorted_graph: Graph) -> ModelProto:
+    """Make large weights typed inputs, so that no library ever touches their bytes; uses up the message.
+
+    Nodes come in the order of the sorted graph: inference goes through them once.
+    """
     import onnx
 
     graph = proto.graph
@@ -142,8 +145,12 @@ def _strip(proto: ModelProto) -> ModelProto:
                 node.op_type = ""
                 node.attribute[0].Clear()
                 break
+    place = {name: at for at, node in enumerate(sorted_graph.nodes) for name in node.outputs}
     kept_nodes = [node for node in graph.node if node.op_type]
-    if len(kept_nodes) < len(graph.node):
+    places = [max((place.get(name, -1) for name in node.output), default=-1) for node in kept_nodes]
+    if len(kept_nodes) < len(graph.node) or places != sorted(places):
+        order = sorted(range(len(places)), key=places.__getitem__)
+        kept_nodes = [kept_nodes[at] for at in order]
         copies: list[onnx.NodeProto] = []
         for node in kept_nodes:
             copied = onnx.NodeProto()

@@ -24,6 +24,8 @@ ELEMENT_BITS: Mapping[str, int] = {
     **{f"float{bits}": bits for bits in (16, 32, 64)},
     **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
     **{f"float8{kind}": 8 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0")},
+    "float6e2m3": 6,
+    "float6e3m2": 6,
     "float4e2m1": 4,
 }
 
