@@ -17,12 +17,13 @@ import onnx
 FLOPS_PER_MAC = 2
 
 
-def tool_flops(model: Path, shapes: dict[str, tuple[int, ...]]) -> int | None:
-    """Return onnx-tool's count for these input shapes, or None where it is missing or fails.
+def tool_flops(model: Path, shapes: dict[str, tuple[int, ...]], operators: frozenset[str]) -> int | None:
+    """Return onnx-tool's count of these operators' products, or None where it is missing or fails.
 
     Args:
         model: The `.onnx` file.
         shapes: One for each input, by name.
+        operators: Those that both count alike; it has weights of its own for what an exp or a division costs.
     """
     tool = _tool()
     if tool is None:
@@ -45,7 +46,10 @@ def tool_flops(model: Path, shapes: dict[str, tuple[int, ...]]) -> int | None:
             graph.profile()
         except (Exception, SystemExit):  # noqa: BLE001 - see above
             return None
-        return FLOPS_PER_MAC * round(graph.macs[0]) if graph.valid_profile else None
+        if not graph.valid_profile:
+            return None
+        macs = sum(node.macs[0] for node in graph.nodemap.values() if node.op_type in operators)
+        return FLOPS_PER_MAC * round(macs)
 
 
 def _tool() -> ModuleType | None:

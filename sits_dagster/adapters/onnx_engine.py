@@ -187,8 +187,6 @@ class OnnxEngine:
         options.log_severity_level = LOG_ERRORS_ONLY
         # With a pattern the second run of a shape needs more memory than the first, without being faster.
         options.enable_mem_pattern = False
-        if self._optimized is not None:
-            options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._device.kind is DeviceKind.CPU:
             providers: Sequence[Any] = ["CPUExecutionProvider"]
             _register_arena(self._runtime, self._device)
@@ -197,8 +195,9 @@ class OnnxEngine:
             providers = [cuda_provider(self._device)]
             self._runtime.preload_dlls()
         try:
-            path = self._model if self._optimized is None else str(self._optimized)
-            session = self._runtime.InferenceSession(path, options, providers=providers)
+            session = self._load_optimized(options, providers) or self._runtime.InferenceSession(
+                self._model, options, providers=providers
+            )
         except Exception as error:  # the runtime's errors have no common base
             raise self._translate(error, 0) from error
         wanted = "CUDAExecutionProvider" if self._device.kind is DeviceKind.CUDA else "CPUExecutionProvider"
@@ -208,6 +207,21 @@ class OnnxEngine:
                 msg, hint='install "sits-dagster[gpu]" and a driver that fits its CUDA version.'
             )
         return session
+
+    def _load_optimized(self, options: Any, providers: Sequence[Any]) -> Any:  # noqa: ANN401 - no types
+        """Return a session of the optimised graph, or `None` where there is none that can be loaded."""
+        if self._optimized is None:
+            return None
+        level = options.graph_optimization_level
+        options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            return self._runtime.InferenceSession(str(self._optimized), options, providers=providers)
+        except Exception as error:  # a damaged cache is no error: the model itself is there
+            if is_out_of_memory(error):
+                raise
+            return None
+        finally:
+            options.graph_optimization_level = level
 
     def _read_signature(self) -> ModelSignature:
         inputs = tuple(

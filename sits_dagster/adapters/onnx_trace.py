@@ -6,8 +6,10 @@ source of the memory that a node takes while it runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import platform
 import shutil
 import tempfile
 import time
@@ -23,9 +25,10 @@ from sits_dagster.adapters.onnx_engine import cuda_provider, is_out_of_memory, l
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
 from sits_dagster.models.graph.structure import TensorType
+from sits_dagster.models.profile import RuntimeKey
 from sits_dagster.models.trace import CallTrace, TracedNode
 
-__all__ = ["OPTIONS", "PROVIDER", "TimedSession", "TracedSession", "optimize", "runtime_version"]
+__all__ = ["TimedSession", "TracedSession", "optimize", "runtime_key"]
 
 LOG_FATAL_ONLY = 4
 CALLS_MIN, CALLS_MAX = 2, 200
@@ -36,9 +39,21 @@ PROVIDER = "CPUExecutionProvider"
 OPTIONS = "memory pattern off, 1 thread"
 
 
-def runtime_version() -> str:
-    """Return the version of the ONNX Runtime that is installed."""
-    return str(load_runtime().__version__)
+def runtime_key() -> RuntimeKey:
+    """Return what an optimised graph of this process holds for: its layouts are those of this very CPU."""
+    return RuntimeKey(
+        version=str(load_runtime().__version__), provider=PROVIDER, options=f"{OPTIONS}, {_cpu_name()}"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # only Linux tells
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "CPU part", "Features")
+    parts = [line for key in wanted for line in lines if line.startswith(key)][: len(wanted)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def optimize(model: Path, target: Path) -> None:

@@ -95,7 +95,8 @@ def profile_model(
         return replace(found, name=model.stem)
     work = _Work(model, digest, request, chosen, kept)
     profile = work.profile(weights, runtime)
-    if chosen.is_cached:
+    # What could not be tried may work with more time or memory, or when the machine has less to do.
+    if chosen.is_cached and (profile.runtime is not None or runtime is None):
         kept.keep(profile, request)
     return profile
 

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sits_dagster.adapters.onnx_trace import (
-    OPTIONS,
-    PROVIDER,
-    TimedSession,
-    TracedSession,
-    optimize,
-    runtime_version,
-)
+from sits_dagster.adapters.onnx_trace import TimedSession, TracedSession, optimize, runtime_key
 from sits_dagster.devices.device import Device
 from sits_dagster.errors import ConfigError, ModelError, SitsError
 from sits_dagster.models.analysis import analyse, row_counts
@@ -35,7 +28,6 @@ from sits_dagster.models.graph.files import make_traceable
 from sits_dagster.models.graph.shapes import GraphFile
 from sits_dagster.models.graph.structure import Graph, TensorType
 from sits_dagster.models.inputs import IMAGE_SIZES, InputShapes, input_shapes
-from sits_dagster.models.profile import RuntimeKey
 from sits_dagster.models.run_analysis import (
     RunAnalysis,
     arena_bytes,
@@ -109,7 +101,7 @@ def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
             memory_bytes_resident=resident,
             kernels_optimized=traced_kernels(graph, traces, shapes),
             batching=report,
-            runtime=RuntimeKey(version=runtime_version(), provider=PROVIDER, options=OPTIONS),
+            runtime=runtime_key(),
             integer_limit=limit,
             seconds={count: traces[count].seconds for count in counts if count in traces},
         )

@@ -12,11 +12,12 @@ from typing import Any
 import dagster as dg
 
 from sits_dagster.adapters.onnx_engine import OnnxEngine
-from sits_dagster.adapters.onnx_trace import runtime_version
+from sits_dagster.adapters.onnx_trace import runtime_key
 from sits_dagster.adapters.profile_cache import ProfileCache
 from sits_dagster.assets.job import InferenceJob, OpenPartition, PartitionName, current_digest, now_utc
 from sits_dagster.assets.reporting import reports_progress
 from sits_dagster.assets.stop import StopSignal
+from sits_dagster.devices.device import DeviceKind
 from sits_dagster.errors import TransientError
 from sits_dagster.inference.attempt import Attempt
 from sits_dagster.inference.batching_probe import probe_partition
@@ -82,8 +83,12 @@ class StepRuntime:
         with self.gpu_pool.lease(owner=self.owner, should_stop=stop, on_wait=self.context.log.info) as device:
             self.context.log.info(f"Device {device.uuid} ({device.name}) is leased.")
             path = self.storage.resolve(self.job.model.path)
-            engine = OnnxEngine(path, device, threads=self.gpu_pool.threads)
-            engine.digest = current_digest(path)
+            digest = current_digest(path)
+            is_cpu = device.kind is DeviceKind.CPU
+            # A profile left it: it loads faster, and plans its memory as the profile says.
+            optimized = ProfileCache().optimized(digest, runtime_key()) if is_cpu else None
+            engine = OnnxEngine(path, device, threads=self.gpu_pool.threads, optimized=optimized)
+            engine.digest = digest
             fixed = engine.signature.batch_rows_fixed
             if fixed is not None and fixed != self.batch_rows:
                 self.context.log.warning(
@@ -155,7 +160,7 @@ class StepRuntime:
     def _batching(self, opened: OpenPartition, engine: OnnxEngine) -> BatchingReport:
         """Return whether rows may share a batch, tried once for a model, device and shape of rows."""
         cache = ProfileCache()
-        parts = (runtime_version(), engine.device_name, self.job.model.padding, opened.work.columns_required)
+        parts = (runtime_key(), engine.device_name, self.job.model.padding, opened.work.columns_required)
         report = cache.find_batching(engine.digest, repr(parts))
         if report is None:
             work = self.job.with_signature(opened, engine.signature)

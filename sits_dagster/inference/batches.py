@@ -14,6 +14,7 @@ from sits_dagster.inference.encode import Column, EncodedChunk
 from sits_dagster.inference.engine import Array, Arrays, ModelSignature, TensorSpec
 from sits_dagster.inference.sizing import BatchSizer, Bucket
 from sits_dagster.models.model import Padding
+from sits_dagster.models.samples import is_mask
 
 __all__ = ["Batch", "Packer", "split_batch"]
 
@@ -299,3 +300,19 @@ def _check_padding(padding: Sequence[Padding], inputs: Sequence[TensorSpec]) -> 
         if len({rule.value for rule in rules}) > 1:
             msg = f"Padding fills the axes of input {name!r} with {[rule.value for rule in rules]}."
             raise ConfigError(msg, hint="give one value for all axes of an input.")
+    _check_masks(padding, inputs)
+
+
+def _check_masks(padding: Sequence[Padding], inputs: Sequence[TensorSpec]) -> None:
+    """Refuse padding that the model would take for data: a mask beside it must say that it is none."""
+    if not padding:
+        return
+    for spec in inputs:
+        rules = [rule for rule in padding if rule.input == spec.name]
+        is_of_free_length = any(length is None for length in spec.shape[1:])
+        if not is_mask(spec.name) or (not rules and not is_of_free_length):
+            continue
+        if not rules or any(rule.value for rule in rules):
+            what = "is not padded" if not rules else f"is padded with {rules[0].value:g}"
+            msg = f"The mask {spec.name!r} {what}, so the model would take padding for data."
+            raise ConfigError(msg, hint=f"add Padding(input={spec.name!r}, …, value=0) with the same edges.")

@@ -12,6 +12,7 @@ ALIGNMENT_BYTES = 256
 INITIAL_BYTES = 1 << 20
 SLACK_BYTES_MAX = 128 << 20  # a chunk with more to spare than this is always split
 POWER_OF_TWO_BYTES_MAX = 1 << 30
+REGION_ADDRESSES = 1 << 60  # apart, so that no two regions overlap
 
 
 class ExtendStrategy(StrEnum):
@@ -46,7 +47,7 @@ def rounded(size: int) -> int:
 @dataclass(slots=True)
 class _Chunk:
     size: int
-    order: int
+    address: int
     before: _Chunk | None = None
     after: _Chunk | None = None
     is_free: bool = True
@@ -62,10 +63,10 @@ class Arena:
     def __init__(self, policy: ArenaPolicy) -> None:
         self._policy = policy
         self._step = INITIAL_BYTES
-        self._free: list[tuple[int, int, int]] = []
+        self._free: list[tuple[int, int]] = []  # (size, address), ascending: the best fit comes first
         self._chunks: dict[int, _Chunk] = {}
-        self._used: dict[int, int] = {}
-        self._count = 0
+        self._used: dict[int, _Chunk] = {}
+        self._regions = 0
         self.bytes_held = 0
         self.bytes_used = 0
         self.bytes_used_peak = 0
@@ -79,25 +80,23 @@ class Arena:
         if size <= 0:
             return
         size = rounded(size)
-        at = bisect.bisect_left(self._free, (size, 0, 0))
+        at = bisect.bisect_left(self._free, (size,))
         if at == len(self._free):
             self._extend(size)
-            at = bisect.bisect_left(self._free, (size, 0, 0))
-        number = self._free.pop(at)[2]
-        chunk = self._chunks[number]
+            at = bisect.bisect_left(self._free, (size,))
+        chunk = self._chunks[self._free.pop(at)[1]]
         if chunk.size >= 2 * size or chunk.size - size >= SLACK_BYTES_MAX:
             self._split(chunk, size)
         chunk.is_free = False
-        self._used[key] = number
+        self._used[key] = chunk
         self.bytes_used += chunk.size
         self.bytes_used_peak = max(self.bytes_used_peak, self.bytes_used)
 
     def release(self, key: int) -> None:
         """Give back what was set apart under a key; a key without memory is fine."""
-        number = self._used.pop(key, None)
-        if number is None:
+        chunk = self._used.pop(key, None)
+        if chunk is None:
             return
-        chunk = self._chunks[number]
         self.bytes_used -= chunk.size
         chunk.is_free = True
         after = chunk.after
@@ -127,16 +126,17 @@ class Arena:
             if not has_grown:
                 self._step = min(self._step * 2, max(POWER_OF_TWO_BYTES_MAX, self._step))
         self.bytes_held += taken
-        self._offer(self._new(taken))
+        # Large regions are mapped downwards: of chunks of one size the newest region's comes first.
+        self._regions += 1
+        self._offer(self._new(taken, -self._regions * REGION_ADDRESSES))
 
-    def _new(self, size: int) -> _Chunk:
-        self._count += 1
-        chunk = _Chunk(size, self._count)
-        self._chunks[chunk.order] = chunk
+    def _new(self, size: int, address: int) -> _Chunk:
+        chunk = _Chunk(size, address)
+        self._chunks[address] = chunk
         return chunk
 
     def _split(self, chunk: _Chunk, size: int) -> None:
-        rest = self._new(chunk.size - size)
+        rest = self._new(chunk.size - size, chunk.address + size)
         rest.before, rest.after = chunk, chunk.after
         if chunk.after is not None:
             chunk.after.before = rest
@@ -149,10 +149,10 @@ class Arena:
         chunk.after = after.after
         if after.after is not None:
             after.after.before = chunk
-        del self._chunks[after.order]
+        del self._chunks[after.address]
 
     def _offer(self, chunk: _Chunk) -> None:
-        bisect.insort(self._free, (chunk.size, chunk.order, chunk.order))
+        bisect.insort(self._free, (chunk.size, chunk.address))
 
     def _forget(self, chunk: _Chunk) -> None:
-        del self._free[bisect.bisect_left(self._free, (chunk.size, chunk.order, chunk.order))]
+        del self._free[bisect.bisect_left(self._free, (chunk.size, chunk.address))]

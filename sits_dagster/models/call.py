@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sits_dagster.models.graph.structure import Node, TensorType
+from sits_dagster.models.graph.structure import RANK_MAX, Node, TensorType
+from sits_dagster.models.words import shown
 
 __all__ = ["RANK_MAX", "Call", "UncostedError"]
-
-RANK_MAX = 64  # as in NumPy; also bounds the digits of a product of hostile lengths
 
 
 class UncostedError(Exception):
@@ -45,10 +44,10 @@ class Call:
         """
         found = self.types.get(name)
         if found is None or not found.is_known:
-            msg = f"the shape of {name!r} is not known"
+            msg = f"the shape of {shown(name)} is not known"
             raise UncostedError(msg)
-        if len(found.lengths) > RANK_MAX or any(length < 0 for length in found.lengths):
-            msg = f"the shape of {name!r} makes no sense"
+        if not found.is_sane:
+            msg = f"the shape of {shown(name)} makes no sense"
             raise UncostedError(msg)
         return found
 
@@ -84,6 +83,6 @@ class Call:
     def _shape(self, name: str, rank: int) -> tuple[int, ...]:
         lengths = self.type(name).lengths
         if len(lengths) < rank:
-            msg = f"{name!r} has {len(lengths)} axes, {self.node.operator} needs {rank}"
+            msg = f"{shown(name)} has {len(lengths)} axes, {self.node.operator} needs {rank}"
             raise UncostedError(msg)
         return lengths

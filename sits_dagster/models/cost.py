@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from sits_dagster.models.call import Call, UncostedError
 from sits_dagster.models.graph.structure import Graph, Node, TensorType
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.operators import Operator, everything, find_operator
+from sits_dagster.models.words import cut, listed, shown
 
 __all__ = ["CostedNode", "GraphCost", "KernelCost", "NodeCost", "Uncosted", "graph_costs", "node_cost"]
+
+COST_MAX = 1 << 128  # no sum of these leaves a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,11 @@ class NodeCost:
 
     def times(self, runs: int) -> NodeCost:
         """Return the cost of so many calls."""
-        return replace(self, flops=self.flops * runs, bytes_moved=self.bytes_moved * runs)
+        flops, bytes_moved = self.flops * runs, self.bytes_moved * runs
+        if max(flops, bytes_moved) > COST_MAX:
+            reason = f"{runs} runs cost more than makes sense"
+            return NodeCost(flops=0, bytes_moved=0, is_known=False, reason=reason)
+        return replace(self, flops=flops, bytes_moved=bytes_moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +135,7 @@ def node_cost(
     call = Call(node, {**(constants or {}), **types} if constants else types)
     operator = find_operator(node.domain, node.operator)
     if operator is None or node.bodies:
-        reason = f"the operator {_full_name(node)!r} is not in the cost table"
+        reason = f"the operator {shown(_full_name(node))} is not in the cost table"
         return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=reason)
     return _known_cost(call, operator)
 
@@ -138,8 +145,8 @@ def _known_cost(call: Call, operator: Operator) -> NodeCost:
         flops = operator.flops(call)
     except UncostedError as error:
         return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=str(error))
-    if flops < 0:
-        reason = f"{_full_name(call.node)} has a negative attribute"
+    if not 0 <= flops <= COST_MAX:
+        reason = f"{_full_name(call.node)} has a {'negative' if flops < 0 else 'huge'} attribute"
         return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=reason)
     try:
         return NodeCost(flops=flops, bytes_moved=operator.bytes_moved(call))
@@ -155,7 +162,7 @@ def _bytes_or_0(call: Call) -> int:
 
 
 def _full_name(node: Node) -> str:
-    return f"{node.domain}.{node.operator}" if node.domain else node.operator
+    return f"{cut(node.domain)}.{cut(node.operator)}" if node.domain else cut(node.operator)
 
 
 def graph_costs(graph: Graph, types: Mapping[str, TensorType]) -> GraphCost:
@@ -168,18 +175,17 @@ def graph_costs(graph: Graph, types: Mapping[str, TensorType]) -> GraphCost:
         graph: The graph.
         types: Types by name, those inside of bodies too, for a given number of rows.
     """
-    return _costs(graph, ChainMap(dict(types)), "")
+    return _costs(graph, {**types, **_own_types(graph, types)}, "")
 
 
-def _costs(graph: Graph, types: ChainMap[str, TensorType], path: str) -> GraphCost:
-    known = ChainMap(_own_types(graph, types), types)
+def _costs(graph: Graph, known: MutableMapping[str, TensorType], path: str) -> GraphCost:
     folded = graph.folded()
     nodes: list[CostedNode] = []
     warnings: list[str] = []
     for node in graph.nodes:
         if all(name in folded for name in node.outputs if name):
             continue
-        name = path + (node.name or node.operator)
+        name = path + cut(node.name or node.operator)
         if node.bodies and not node.domain and node.operator in {"If", "Loop", "Scan"}:
             inside = _body_costs(node, known, name)
             nodes += inside.nodes
@@ -197,8 +203,11 @@ def _own_types(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, Tenso
     return {**{name: declared[name] for name in unknown}, **graph.constants}
 
 
-def _body_costs(node: Node, types: ChainMap[str, TensorType], name: str) -> GraphCost:
-    costs = [_costs(body, types, f"{name}/") for body in node.bodies.values()]
+def _body_costs(node: Node, types: MutableMapping[str, TensorType], name: str) -> GraphCost:
+    outer = types.maps if isinstance(types, ChainMap) else [types]
+    costs = [
+        _costs(body, ChainMap(_own_types(body, types), *outer), f"{name}/") for body in node.bodies.values()
+    ]
     if node.operator != "If":
         runs, warnings = _runs(node, types, name)
         nodes = tuple(replace(inner, cost=inner.cost.times(runs)) for cost in costs for inner in cost.nodes)
@@ -210,7 +219,7 @@ def _body_costs(node: Node, types: ChainMap[str, TensorType], name: str) -> Grap
     if not left_out:
         return dearest
     warning = (
-        f"{name!r}: the branch not taken may be dearer, its {', '.join(sorted(left_out))} not being known"
+        f"{name!r}: the branch not taken may be dearer, its {listed(sorted(left_out))} not being known"
     )
     return replace(dearest, warnings=(*dearest.warnings, warning))
 

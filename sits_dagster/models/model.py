@@ -12,6 +12,7 @@ from sits_dagster.errors import ConfigError, ModelError
 __all__ = ["OnnxModel", "Padding", "model_digest", "model_files"]
 
 READ_BYTES = 1 << 20
+MODEL_BYTES_MAX = (1 << 31) - 1  # a message of protobuf; weights may be in other files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,12 @@ def model_digest(path: str | Path) -> str:
     """
     digest = hashlib.sha256()
     for part in model_files(path):
-        with part.open("rb") as file:
-            while block := file.read(READ_BYTES):
-                digest.update(block)
+        try:
+            with part.open("rb") as file:
+                while block := file.read(READ_BYTES):
+                    digest.update(block)
+        except OSError as error:
+            raise _unreadable(part, error) from error
     return digest.hexdigest()
 
 
@@ -104,23 +108,38 @@ def model_files(path: str | Path) -> tuple[Path, ...]:
     """Return a model file and, in name order, its external data files.
 
     Raises:
-        ModelError: The file, or a file it refers to, is missing or empty.
+        ModelError: The file, or a file it refers to, is missing, empty, too large or cannot be read.
     """
     model = Path(path)
-    if not model.is_file():
-        msg = f"Model file {str(model)!r} does not exist."
+    try:
+        size = model.stat().st_size if model.is_file() else None
+    except (OSError, ValueError) as error:
+        raise _unreadable(model, error) from error
+    if size is None:
+        msg = f"Model file {str(model)!r} does not exist, or is no plain file."
         raise ModelError(msg, hint="check OnnxModel(path=…) and the storage resource's root.")
-    if model.stat().st_size == 0:
+    if size == 0:
         msg = f"Model file {str(model)!r} is empty."
         raise ModelError(msg, hint="export or copy the model again.")
+    if size > MODEL_BYTES_MAX:
+        msg = f"Model file {str(model)!r} has {size} bytes; a model has at most {MODEL_BYTES_MAX}."
+        raise ModelError(msg, hint="export the model with its weights as external data.")
     return (model, *_external_files(model))
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    msg = f"Model file {str(path)!r} cannot be read: {error}"
+    return ModelError(msg, hint="check the path and its permissions.")
 
 
 def _external_files(model: Path) -> tuple[Path, ...]:
     # Every external tensor carries the key "location"; without it the graph need not be parsed.
-    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        if view.find(b"location") < 0:
-            return ()
+    try:
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            if view.find(b"location") < 0:
+                return ()
+    except (OSError, ValueError) as error:
+        raise _unreadable(model, error) from error
     from sits_dagster.models.graph.files import external_data_files  # noqa: PLC0415 - heavy
 
     return external_data_files(model)

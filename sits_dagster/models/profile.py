@@ -226,8 +226,8 @@ class ModelProfile:
         """
         try:
             profile = load(cls, json.loads(text))
-        except ValueError as error:
-            msg = f"The text is not a model profile: {error}"
+        except (ValueError, RecursionError) as error:
+            msg = f"The text is not a model profile: {' '.join(str(error).split())[:300]}"
             raise ModelError(msg, hint="profile the model again.") from error
         if profile.schema != SCHEMA:
             msg = f"The model profile has schema {profile.schema}, this package reads {SCHEMA}."

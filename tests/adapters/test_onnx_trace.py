@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sits_dagster.adapters.onnx_trace import TracedSession, optimize, runtime_version
+from sits_dagster.adapters.onnx_trace import TracedSession, optimize, runtime_key
 from sits_dagster.adapters.profiling import run_model
 from sits_dagster.errors import ModelError
 from sits_dagster.models.arena import ArenaPolicy
@@ -84,13 +84,13 @@ def _convolutional_of_any_size() -> onnx.ModelProto:
     """Of free heights and widths the runtime knows nothing behind a pooling: nothing is reused there."""
     nodes = [
         node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
-        node("Relu", ["c"], ["r"]),
-        node("MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2]),
-        node("Tanh", ["p"], ["t"]),
-        node("Exp", ["t"], ["e"]),
-        node("Mul", ["e", "t"], ["m"]),
-        node("Neg", ["m"], ["n"]),
-        node("GlobalAveragePool", ["n"], ["y"]),
+        node("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], strides=[2, 2]),
+        node("Exp", ["p"], ["e"]),
+        node("Concat", ["e", "e", "e", "e"], ["b"], axis=1),
+        node("Neg", ["b"], ["n"]),
+        node("Split", ["n"], ["s0", "s1", "s2", "s3"], num_outputs=4, axis=1),
+        node("Sum", ["s0", "s1", "s2", "s3"], ["s"]),
+        node("GlobalAveragePool", ["s"], ["y"]),
     ]
     return model(nodes, [_row("x", 3, "H", "W")], [_row("y", 6, 1, 1)], [_weight("k", 6, 3, 3, 3)])
 
@@ -375,6 +375,22 @@ def test_the_last_call_is_the_one_that_is_traced(tmp_path: Path) -> None:
     assert shapes == [(3, 96, 192), (3, 1, 192), (3, 96, 192), (3, 96, 192), (3, 96, 32)]
 
 
+def test_a_call_that_fails_half_way_does_not_show(tmp_path: Path) -> None:
+    """What ran before its end is not taken for a part of the next call."""
+    proto = model(
+        [node("Exp", ["x"], ["e"]), node("Gather", ["e", "ids"], ["g"], axis=1), node("Neg", ["g"], ["y"])],
+        [_row("x", 8), value("ids", TensorProto.INT64, [2])],
+        [_row("y", 2)],
+    )
+    session = TracedSession(_save(tmp_path, proto))
+    with pytest.raises(ModelError):
+        session.run({"x": np.zeros((5, 8), np.float32), "ids": np.array([1, 99])})
+    session.run({"x": np.zeros((3, 8), np.float32), "ids": np.array([1, 2])})
+    trace = session.finish()
+    assert [traced.operator for traced in trace.nodes] == ["Exp", "Gather", "Neg"]
+    assert [traced.outputs[0].shape for traced in trace.nodes] == [(3, 8), (3, 2), (3, 2)]
+
+
 def test_a_taken_branch_is_traced_before_its_if(tmp_path: Path) -> None:
     """Which branch ran is seen by its nodes."""
     session = TracedSession(_save(tmp_path, _branching(1e9)))
@@ -455,8 +471,10 @@ def test_a_session_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_the_version_is_the_runtimes() -> None:
-    """It names what an optimised graph holds for."""
+def test_the_key_names_runtime_and_machine() -> None:
+    """What an optimised graph holds for is the same each time it is asked."""
     import onnxruntime
 
-    assert runtime_version() == onnxruntime.__version__
+    key = runtime_key()
+    assert (key.version, key.provider) == (onnxruntime.__version__, "CPUExecutionProvider")
+    assert runtime_key() == key

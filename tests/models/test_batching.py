@@ -130,7 +130,7 @@ def test_rows_one_behind_the_other_in_another_axis_are_rows() -> None:
         lambda x: x.sum(axis=0),
         lambda x: x @ x.T,
         lambda x: x[:1],
-        lambda x: np.unique(np.sign(x)),
+        lambda x: x[x > 0],
     ],
 )
 def test_an_output_without_an_axis_of_rows_may_not_share(function: Function) -> None:
@@ -138,6 +138,14 @@ def test_an_output_without_an_axis_of_rows_may_not_share(function: Function) -> 
     report = probe_batching(_run(function), _rows(1, 8), {"x": 0})
     assert report.verdict is Batching.NOT_BATCHABLE
     assert "no axis of output 'y' holds the rows" in report.evidence[0]
+
+
+def test_an_output_that_is_always_the_same_says_nothing() -> None:
+    """A list of labels is given with every batch: it has no rows, and keeps none apart."""
+    report = probe_batching(
+        lambda feeds: {"y": feeds["x"] * 2, "labels": np.arange(3)}, _rows(1, 8), {"x": 0}
+    )
+    assert (report.verdict, report.output_axes) == (Batching.INVARIANT, {"y": 0})
 
 
 def test_a_batch_that_fails_is_the_evidence() -> None:

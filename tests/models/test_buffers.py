@@ -74,10 +74,11 @@ def test_nothing_writes_over_what_is_read_later() -> None:
     assert _released_after(plan, "a") == "c"
 
 
-@pytest.mark.parametrize("first", ["x", "w"])
-def test_nothing_writes_over_what_the_caller_or_the_model_owns(first: str) -> None:
+@pytest.mark.parametrize(("first", "kind"), [("x", ROW), ("w", _type(8))])
+def test_nothing_writes_over_what_the_caller_or_the_model_owns(first: str, kind: TensorType) -> None:
     """Inputs and weights stay, although they are read once."""
-    plan = plan_buffers(_graph(_node("Relu", first, "b"), _node("Neg", "b", "y"), types={"b": _type(8)}))
+    types = {"b": kind, "w": _type(8)}
+    plan = plan_buffers(_graph(_node("Relu", first, "b"), _node("Neg", "b", "y"), types=types))
     assert _allocated(plan) == ["b", "y"]
 
 
@@ -167,10 +168,14 @@ def test_elements_of_equal_width_share() -> None:
 
 
 def test_an_output_that_nobody_reads_goes_at_once() -> None:
-    """It has memory while its node runs, and takes no other tensor's."""
-    plan = plan_buffers(_graph(_node("Split", "x", "a,b"), _node("Neg", "a", "y")))
-    assert _allocated(plan) == ["a", "b", "y"]
-    assert _released_after(plan, "b") == "a,b"
+    """It has memory of its own while its node runs, not that of a tensor that is gone."""
+    plan = plan_buffers(
+        _graph(
+            _node("Neg", "x", "a"), _node("Exp", "a", "b"), _node("Split", "b", "c,d"), _node("Neg", "d", "y")
+        )
+    )
+    assert _allocated(plan) == ["a", "b", "c", "y"], "d is where a was"
+    assert _released_after(plan, "c") == "c,d"
 
 
 def test_a_fused_convolution_adds_into_its_fourth_input() -> None:

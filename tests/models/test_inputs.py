@@ -202,7 +202,7 @@ def test_a_made_up_batch_has_its_rows_along_their_axes() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (TensorType("bfloat16", ("N", 4)), "'x' is of type bfloat16, which NumPy cannot hold"),
+        (TensorType("float8e4m3fn", ("N", 4)), "'x' is of type float8e4m3fn, which NumPy cannot hold"),
         (TensorType("float32", ("N", 1 << 20, 1 << 20)), "too many to try"),
     ],
 )

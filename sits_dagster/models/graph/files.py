@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sits_dagster.errors import ModelError
+from sits_dagster.models.words import one_line, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -23,13 +24,24 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
             the model's folder.
     """
     proto = load_proto(model)
-    names = {
-        entry.value
-        for tensor in _tensors(proto.graph)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    names: set[str] = set()
+    for tensor in _all_tensors(proto):
+        if tensor.external_data or tensor.data_location == tensor.EXTERNAL:
+            names.update(_locations(tensor, model))
     return tuple(_resolve(model, name) for name in sorted(names))
+
+
+def _locations(tensor: TensorProto, model: Path) -> list[str]:
+    found = [entry.value for entry in tensor.external_data if entry.key == "location"]
+    # protobuf gives bytes where a text is no UTF-8
+    if not all(isinstance(name, str) for name in found) or not (found or not _is_external(tensor)):
+        msg = f"Model {str(model)!r} does not tell in which file the data of {shown(str(tensor.name))} are."
+        raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
+    return found
+
+
+def _is_external(tensor: TensorProto) -> bool:
+    return tensor.data_location == tensor.EXTERNAL
 
 
 def input_names(model: Path) -> tuple[str, ...]:
@@ -53,8 +65,10 @@ def load_proto(model: Path) -> ModelProto:
 
     try:
         proto = onnx.load(str(model), load_external_data=False)
+    except MemoryError:
+        raise
     except Exception as error:  # protobuf raises its own, undocumented types
-        msg = f"{str(model)!r} is not an ONNX model: {error}"
+        msg = f"{str(model)!r} is not an ONNX model: {one_line(error)}"
         raise ModelError(msg, hint="export or copy the model again.") from error
     if not proto.HasField("graph"):
         msg = f"{str(model)!r} is not an ONNX model: it has no graph."
@@ -111,20 +125,37 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _resolve(model: Path, name: str) -> Path:
-    folder = model.resolve().parent
-    path = (folder / name).resolve()
+    try:
+        folder = model.resolve().parent
+        path = (folder / name).resolve()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null, a name too long
+        msg = f"Model {str(model)!r} refers to external data {shown(name)}, which no file can be."
+        raise ModelError(msg, hint="export the model again, its data beside it.") from error
     if not path.is_relative_to(folder):
-        msg = f"Model {str(model)!r} refers to external data outside of its folder: {name!r}."
+        msg = f"Model {str(model)!r} refers to external data outside of its folder: {shown(name)}."
         raise ModelError(msg, hint="keep the data file beside the model.")
-    if not path.is_file():
-        msg = f"Model {str(model)!r} refers to external data {name!r}, which is missing."
+    if not is_file:
+        msg = f"Model {str(model)!r} refers to external data {shown(name)}, which is missing or no plain file."
         raise ModelError(msg, hint="copy the data file beside the model.")
     return path
 
 
+def _all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    yield from _tensors(proto.graph)
+    for function in proto.functions:
+        yield from _node_tensors(function.node)
+
+
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
-    for node in graph.node:
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
         for attribute in node.attribute:
             yield from _attribute_tensors(attribute)
 
@@ -133,6 +164,8 @@ def _attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors
+    for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+        yield from (sparse.values, sparse.indices)
     if attribute.HasField("g"):
         yield from _tensors(attribute.g)
     for graph in attribute.graphs:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from sits_dagster.errors import ModelError
 from sits_dagster.models.graph.structure import Attribute, Dimension, Graph, Node, TensorType
+from sits_dagster.models.words import cut
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["check_lengths", "constant_types", "element_name", "graph_of", "tensor_type", "value_type"]
+__all__ = ["constant_types", "element_name", "graph_of", "tensor_type", "value_type"]
 
-LENGTH_MAX = 1 << 40  # a longer declared axis is a mistake or an attack
 BODY_DEPTH_MAX = 64
 
 
@@ -129,7 +129,7 @@ def _in_order(nodes: list[Node], constants: Mapping[str, TensorType], path: Path
         return [nodes[index] for index in TopologicalSorter(dict(enumerate(waits))).static_order()]
     except CycleError as error:
         names = [nodes[index].name or nodes[index].operator for index in error.args[1]]
-        msg = f"Model {str(path)!r} has a cycle of nodes: {' ← '.join(names[:8])}."
+        msg = f"Model {str(path)!r} has a cycle of nodes: {' ← '.join(map(cut, names[:8]))}."
         raise ModelError(msg, hint="export the model again; nodes must not wait for each other.") from error
 
 
@@ -150,15 +150,19 @@ def tensor_type(tensor: TensorProto) -> TensorType:
 
 
 def value_type(value: ValueInfoProto) -> TensorType:
-    """Return the declared type of a tensor; other kinds than tensors get their kind's name."""
+    """Return the declared type of a tensor; other kinds than tensors get their kind's name.
+
+    A shape that no tensor can have counts as unknown.
+    """
     if not value.type.HasField("tensor_type"):
         return TensorType(value.type.WhichOneof("value") or "unknown", None)
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return TensorType(element_name(tensor.elem_type), None)
-    return TensorType(
+    found = TensorType(
         element_name(tensor.elem_type), tuple(_dimension(dimension) for dimension in tensor.shape.dim)
     )
+    return found if found.is_sane else TensorType(found.dtype, None)
 
 
 def _dimension(dimension: Any) -> Dimension:  # noqa: ANN401 - a protobuf message
@@ -167,22 +171,3 @@ def _dimension(dimension: Any) -> Dimension:  # noqa: ANN401 - a protobuf messag
     name = str(dimension.dim_param)
     # "?" and "-1" are what exporters write when they know nothing: two of them need not be equal.
     return name if name and name not in {"?", "-1"} else None
-
-
-def check_lengths(graph: GraphProto, path: Path) -> None:
-    """Refuse lengths that no memory can hold.
-
-    Raises:
-        ModelError: A weight, input or output declares such a length.
-    """
-    for tensor in graph.initializer:
-        if any(length < 0 or length > LENGTH_MAX for length in tensor.dims):
-            msg = (
-                f"Model {str(path)!r} declares the weight {tensor.name[:80]!r} with {list(tensor.dims)[:8]}."
-            )
-            raise ModelError(msg, hint="the file is damaged or hostile: export the model again.")
-    for value in (*graph.input, *graph.output):
-        kind = value_type(value)
-        if any(isinstance(length, int) and length > LENGTH_MAX for length in kind.shape or ()):
-            msg = f"Model {str(path)!r} declares the tensor {value.name[:80]!r} with shape {kind.shape}."
-            raise ModelError(msg, hint="the file is damaged or hostile: export the model again.")

@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sits_dagster.errors import ModelError
+from sits_dagster.models.graph.checks import check_count, check_lengths, check_names, check_texts
 from sits_dagster.models.graph.files import external_data_files, load_proto
-from sits_dagster.models.graph.reading import (
-    check_lengths,
-    constant_types,
-    graph_of,
-    tensor_type,
-    value_type,
-)
+from sits_dagster.models.graph.reading import constant_types, graph_of, tensor_type, value_type
 from sits_dagster.models.graph.structure import Graph, Node, TensorType
+from sits_dagster.models.words import one_line
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -50,19 +46,22 @@ class GraphFile:
         path: The `.onnx` file.
 
     Raises:
-        ModelError: The file is broken, refers to data that is missing or outside of its folder, or nests
-            graphs too deeply.
+        ModelError: The file is broken, refers to data that is missing or outside of its folder, nests graphs
+            too deeply, has too many nodes or impossible lengths, or needs what nobody makes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         external_data_files(path)
         proto = load_proto(path)
+        check_count(proto, path)
         if proto.functions:
             proto = _inlined(proto, path)
+        check_texts(proto.graph, path)
         check_lengths(proto.graph, path)
         self.opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
         self.graph = graph_of(proto.graph, 0, path)
+        check_names(self.graph, path)
         self._folded = self.graph.folded()
         self._stripped = _strip(proto, self.graph)
 
@@ -107,8 +106,10 @@ def _inlined(proto: ModelProto, path: Path) -> ModelProto:
 
     try:
         return onnx.inliner.inline_local_functions(proto)
+    except MemoryError:
+        raise
     except Exception as error:  # the library raises many types
-        msg = f"The functions of model {str(path)!r} cannot be put in line: {error}"
+        msg = f"The functions of model {str(path)!r} cannot be put in line: {one_line(error)}"
         raise ModelError(msg, hint="export the model without recursive functions.") from error
 
 
@@ -133,7 +134,7 @@ def _strip(proto: ModelProto, sorted_graph: Graph) -> ModelProto:
     del graph.initializer[:]
     graph.initializer.extend(kept)
     for node in graph.node:
-        if node.op_type != "Constant":
+        if node.op_type != "Constant" or node.domain or not node.output:
             continue
         for attribute in node.attribute:
             if attribute.HasField("t") and tensor_type(attribute.t).bytes > CONSTANT_BYTES_KEPT:
@@ -143,7 +144,7 @@ def _strip(proto: ModelProto, sorted_graph: Graph) -> ModelProto:
                     )
                 )
                 node.op_type = ""
-                node.attribute[0].Clear()
+                attribute.Clear()
                 break
     place = {name: at for at, node in enumerate(sorted_graph.nodes) for name in node.outputs}
     kept_nodes = [node for node in graph.node if node.op_type]
@@ -185,6 +186,8 @@ def _infer_by_onnx(proto: ModelProto) -> dict[str, TensorType]:
 
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - an inference error leaves shapes open, which is reported by name
         return dict(_collect(proto.graph))
     return dict(_collect(inferred.graph))
