@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 if TYPE_CHECKING:
+    from sits_dagster.adapters.prober import calibrate_model
     from sits_dagster.adapters.profiler import ProfileOptions, profile_model
     from sits_dagster.assets.component import BatchInferenceComponent
     from sits_dagster.assets.inference import build_inference_asset
@@ -41,6 +42,7 @@ __all__ = [
     "build_inference_asset",
     "build_model_asset",
     "build_nightly_schedule",
+    "calibrate_model",
     "profile_model",
 ]
 
@@ -58,6 +60,7 @@ _MODULES = {
     "build_inference_asset": "sits_dagster.assets.inference",
     "build_model_asset": "sits_dagster.assets.model",
     "build_nightly_schedule": "sits_dagster.assets.schedule",
+    "calibrate_model": "sits_dagster.adapters.prober",
     "profile_model": "sits_dagster.adapters.profiler",
 }
 

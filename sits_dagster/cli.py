@@ -98,6 +98,7 @@ def inspect(path: Path, as_json: bool, quick: bool) -> None:  # noqa: FBT001 - c
 )
 @click.option("--rows", type=click.IntRange(min=1), help="Rows of the batch that is looked at.  [default: 1]")
 @click.option("--optimized", is_flag=True, help="Count the kernels of ONNX Runtime's graph, not the file's.")
+@click.option("--calibrate", is_flag=True, help="Measure a few batches on this machine's device too.")
 @click.option("--no-run", is_flag=True, help="Only read the file: do not try the model.")
 @click.option("--no-cache", is_flag=True, help="Take no earlier profile, and keep none.")
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
@@ -110,6 +111,7 @@ def profile(  # noqa: PLR0913 - an argument for each option is click's way
     device: str | None,
     rows: int | None,
     optimized: bool,
+    calibrate: bool,
     no_run: bool,
     no_cache: bool,
     as_json: bool,
@@ -130,6 +132,7 @@ def profile(  # noqa: PLR0913 - an argument for each option is click's way
         device=device,
         rows=rows,
         is_optimized=optimized,
+        is_calibrated=calibrate,
     )
     with working() as say:
         report = profile_path(request, say=say)

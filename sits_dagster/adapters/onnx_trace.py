@@ -195,15 +195,14 @@ def _open(runtime: Any, model: Path, options: Any, device: Device | None = None)
 
 
 def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the nodes' events of each call; a call's own event follows those of its nodes."""
+    """Return the nodes' events of each call; a call's own event follows those of its nodes, failed or not."""
     calls: list[list[dict[str, Any]]] = [[]]
     for event in events:
         if event.get("name") == "model_run":
             calls.append([])
         elif _is_node(event):
             calls[-1].append(event)
-    # A call that failed leaves its nodes' events, but no event of its own: they stand before the next call's.
-    found = [call[_last_start(call) :] for call in calls if call]
+    found = [call for call in calls if call]
     if not found:
         msg = "ONNX Runtime ran no node of the model."
         raise ModelError(msg, hint="its outputs are constants: it needs no inference.")
@@ -212,10 +211,6 @@ def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _is_node(event: dict[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event["name"]).endswith(NODE_SUFFIX)
-
-
-def _last_start(call: list[dict[str, Any]]) -> int:
-    return max(index for index, event in enumerate(call) if event["name"] == call[0]["name"])
 
 
 def _node(event: dict[str, Any], workspaces: Mapping[str, int]) -> TracedNode:

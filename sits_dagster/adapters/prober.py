@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sits_dagster.adapters.profile_cache import ProfileCache
+from sits_dagster.adapters.profiler import ProfileOptions, profile_model
 from sits_dagster.adapters.sandbox import SandboxLimits, run_sandboxed
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import ConfigError
 from sits_dagster.models.arena import ArenaPolicy, ExtendStrategy
-from sits_dagster.models.calibration import Probe
+from sits_dagster.models.calibration import Probe, calibrate
 from sits_dagster.models.codec import dump, load
 from sits_dagster.models.profile import ModelProfile
 
-__all__ = ["OnnxProber"]
+__all__ = ["OnnxProber", "calibrate_model"]
 
 SECONDS_PER_BATCH = 0.3
 DEADLINE_SECONDS = 120.0
 MEMORY_BYTES = 16 << 30
+
+
+def calibrate_model(
+    path: str | Path,
+    device: Device,
+    options: ProfileOptions | None = None,
+    *,
+    cache: ProfileCache | None = None,
+) -> ModelProfile:
+    """Return the model's profile, corrected by a few batches on the device; the second time from the cache.
+
+    Args:
+        path: The `.onnx` file.
+        device: Where it will run. Hold its lease meanwhile: other work there changes the times.
+        options: How to profile; the defaults if left out.
+        cache: Where profiles are kept; the user's cache folder if left out.
+
+    Raises:
+        ModelError: The file is broken, or a batch fails.
+        ConfigError: No ONNX Runtime is installed, or not even one row fits on the device.
+    """
+    chosen, kept = options or ProfileOptions(), cache or ProfileCache()
+    profile = profile_model(path, chosen, cache=kept)
+    request = {
+        "device": device.name,
+        "shapes": {name: list(shape) for name, shape in (chosen.shapes or {}).items()},
+        "values": dict(chosen.values or {}),
+        "runtime": None if profile.runtime is None else dump(profile.runtime),
+    }
+    found = kept.find(profile.digest, request) if chosen.is_cached else None
+    if found is not None:
+        return replace(found, name=profile.name)
+    calibrated = calibrate(profile, OnnxProber(path, profile, device, values=chosen.values, cache=kept))
+    if chosen.is_cached:
+        kept.keep(calibrated, request)
+    return calibrated
 
 
 class OnnxProber:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sits_dagster.adapters.prober import calibrate_model
 from sits_dagster.adapters.profiler import ProfileOptions, profile_model
 from sits_dagster.adapters.triton import CONFIG_NAME, ONNX_NAME, read_triton_repository
 from sits_dagster.commands.profile_report import Machine, model_report
@@ -23,6 +24,7 @@ from sits_dagster.models.triton import (
     TritonVersion,
     repository_warnings,
 )
+from sits_dagster.resources.gpu_pool import GpuPoolResource
 
 __all__ = ["ProfileRequest", "profile_path"]
 
@@ -42,6 +44,7 @@ class ProfileRequest:
         device: The card's name; `REFERENCE_DEVICE` if `None`.
         rows: The batch that is looked at; 1 or the fixed one if `None`.
         is_optimized: Whether to count the kernels of ONNX Runtime's graph.
+        is_calibrated: Whether to measure a few batches on this machine's own device too.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class ProfileRequest:
     device: str | None = None
     rows: int | None = None
     is_optimized: bool = False
+    is_calibrated: bool = False
 
 
 def profile_path(request: ProfileRequest, *, say: Callable[[str], None]) -> dict[str, Any]:
@@ -72,9 +76,16 @@ def profile_path(request: ProfileRequest, *, say: Callable[[str], None]) -> dict
     if request.path.is_dir():
         return _Repository(request, machine, say).report()
     say(f"Profiling {request.path.name}")
-    profile = profile_model(request.path, request.options)
+    profile = _profile(request.path, request.options, request)
     _check_names("--value", request.options.values or {}, {value.name for value in profile.inputs})
     return _report(request.path, profile, request, machine)
+
+
+def _profile(path: Path, options: ProfileOptions, request: ProfileRequest) -> ModelProfile:
+    if not request.is_calibrated:
+        return profile_model(path, options)
+    device = GpuPoolResource().devices()[0]
+    return calibrate_model(path, device, options)
 
 
 def _report(
@@ -142,7 +153,7 @@ class _Repository:
 
     def _version(self, model: TritonModel, version: TritonVersion, path: Path) -> dict[str, Any]:
         options = replace(self._request.options, shapes=self._shapes(model, path))
-        profile = profile_model(path, options)
+        profile = _profile(path, options, self._request)
         sessions = _sessions_max(model)
         machine = replace(self._machine, memory_bytes=max(1, self._machine.memory_bytes // sessions))
         rows_limit = model.max_batch_size if model.max_batch_size > 0 else None

@@ -169,7 +169,25 @@ def model_report(
         "uncosted": {operator: asdict(found) for operator, found in profile.uncosted.items()},
         "warnings": [*_notes(profile, chosen, rows, is_optimized=is_optimized), *profile.warnings],
         "runtime": None if profile.runtime is None else asdict(profile.runtime),
+        "calibration": _calibration(profile, most or chosen),
         "triton": None,
+    }
+
+
+def _calibration(profile: ModelProfile, rows_max: int) -> dict[str, Any] | None:
+    """Return what was measured on a real device, and what the fitted time model says of a few batches."""
+    found, times = profile.calibration, profile.time_model
+    if found is None:
+        return None
+    fixed = profile.batch_rows_fixed
+    return {
+        "device": found.device,
+        "memory_held_bytes": {str(rows): held for rows, held in found.probes.items()},
+        "memory_correction_bytes": _line(found.correction),
+        "seconds": {}
+        if times is None
+        else {str(rows): times.seconds(rows) for rows in ((fixed,) if fixed else BATCH_ROWS)},
+        "batch_rows_flat": None if times is None or fixed else times.batch_rows_flat(rows_max=rows_max),
     }
 
 

@@ -141,8 +141,20 @@ def _model_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "batching", f"{report['batching']}: {VERDICTS[report['batching']]}"
     for sentence in report["batching_evidence"]:
         yield "", f"- {_clean(sentence, limit=None)}"
+    if report["calibration"] is not None:
+        yield from _calibration(report["calibration"])
     if report["triton"] is not None:
         yield "triton", _triton(report["triton"])
+
+
+def _calibration(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    held = ", ".join(f"{rows} rows hold {_bytes(size)}" for rows, size in found["memory_held_bytes"].items())
+    yield "measured", f"on {_clean(found['device'])}: {held}"
+    if found["seconds"]:
+        times = ", ".join(f"{_seconds(seconds)} for {rows}" for rows, seconds in found["seconds"].items())
+        yield "", f"a batch takes {times}, as its time model says"
+    if found["batch_rows_flat"] is not None:
+        yield "", f"larger batches than {found['batch_rows_flat']:,} gain less than 5 %"
 
 
 def _peak(report: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from sits_dagster.models.inputs import IMAGE_SIZES, GivenShapes, InputShapes, in
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.memory import MemoryPlan, memory_plan
 from sits_dagster.models.profile import AxisGrowth, TensorProfile
+from sits_dagster.models.words import listed, shown
 
 __all__ = ["GraphAnalysis", "Trace", "analyse", "analyse_graph", "kernel_costs", "row_counts"]
 
@@ -266,14 +267,13 @@ def _warnings(graph: Graph, shapes: InputShapes, bound: BoundTypes, cost: GraphC
         yield f"the file allows batches of {shapes.rows_fixed} rows only; others are filled up"
     for name, axis in shapes.axes.items():
         if axis:
-            yield f"the rows of input {name!r} lie along axis {axis}, not 0"
+            yield f"the rows of input {shown(name)} lie along axis {axis}, not 0"
     for axis, length in shapes.assumed.items():
-        yield f"axis {axis!r} is free: {length} is assumed; give the real one with --shape"
+        yield f"axis {shown(axis)} is free: {length} is assumed; give the real one with --shape"
     if bound.unknown:
-        names = ", ".join(repr(name[:60]) for name in bound.unknown[:NAMES_IN_WARNING_MAX])
         yield (
             f"the shapes of {len(bound.unknown)} tensors are not known to {' and '.join(bound.used)}: "
-            f"{names}{', …' if len(bound.unknown) > NAMES_IN_WARNING_MAX else ''}"
+            f"{listed(bound.unknown)}"
         )
     if cost.uncosted:
         calls = sum(found.count for found in cost.uncosted.values())
@@ -285,4 +285,4 @@ def _warnings(graph: Graph, shapes: InputShapes, bound: BoundTypes, cost: GraphC
     yield from cost.warnings
     for name, kind in graph.inputs.items():
         if kind.shape is None:
-            yield f"input {name!r} is a {kind.dtype}, whose size is not known"
+            yield f"input {shown(name)} is a {kind.dtype}, whose size is not known"

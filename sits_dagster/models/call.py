@@ -43,10 +43,11 @@ class Call:
             UncostedError: One is not, or makes no sense.
         """
         found = self.types.get(name)
-        if found is None or not found.is_known:
+        shape = None if found is None or not found.is_known else found.lengths
+        if found is None or shape is None:
             msg = f"the shape of {shown(name)} is not known"
             raise UncostedError(msg)
-        if not found.is_sane:
+        if len(shape) > RANK_MAX or min(shape, default=0) < 0:
             msg = f"the shape of {shown(name)} makes no sense"
             raise UncostedError(msg)
         return found

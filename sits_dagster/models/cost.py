@@ -50,11 +50,14 @@ class NodeCost:
 
     def times(self, runs: int) -> NodeCost:
         """Return the cost of so many calls."""
-        flops, bytes_moved = self.flops * runs, self.bytes_moved * runs
-        if max(flops, bytes_moved) > COST_MAX:
-            reason = f"{runs} runs cost more than makes sense"
-            return NodeCost(flops=0, bytes_moved=0, is_known=False, reason=reason)
-        return replace(self, flops=flops, bytes_moved=bytes_moved)
+        return replace(self, flops=self.flops * runs, bytes_moved=self.bytes_moved * runs)
+
+    def within_reason(self, operator: str) -> NodeCost:
+        """Return the cost, or that it is not known where it is too large for a number of a profile."""
+        if max(self.flops, self.bytes_moved) <= COST_MAX:
+            return self
+        reason = f"{operator} costs more than any machine can do"
+        return NodeCost(flops=0, bytes_moved=0, is_known=False, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +148,8 @@ def _known_cost(call: Call, operator: Operator) -> NodeCost:
         flops = operator.flops(call)
     except UncostedError as error:
         return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=str(error))
-    if not 0 <= flops <= COST_MAX:
-        reason = f"{_full_name(call.node)} has a {'negative' if flops < 0 else 'huge'} attribute"
+    if flops < 0:
+        reason = f"{_full_name(call.node)} has a negative attribute"
         return NodeCost(flops=0, bytes_moved=_bytes_or_0(call), is_known=False, reason=reason)
     try:
         return NodeCost(flops=flops, bytes_moved=operator.bytes_moved(call))
@@ -191,8 +194,9 @@ def _costs(graph: Graph, known: MutableMapping[str, TensorType], path: str) -> G
             nodes += inside.nodes
             warnings += inside.warnings
         else:
-            cost = node_cost(node, known)
-            nodes.append(CostedNode(operator=_full_name(node), name=name, cost=cost))
+            operator = _full_name(node)
+            cost = node_cost(node, known).within_reason(operator)
+            nodes.append(CostedNode(operator=operator, name=name, cost=cost))
     return GraphCost(nodes=tuple(nodes), warnings=tuple(warnings))
 
 
@@ -210,7 +214,11 @@ def _body_costs(node: Node, types: MutableMapping[str, TensorType], name: str) -
     ]
     if node.operator != "If":
         runs, warnings = _runs(node, types, name)
-        nodes = tuple(replace(inner, cost=inner.cost.times(runs)) for cost in costs for inner in cost.nodes)
+        nodes = tuple(
+            replace(inner, cost=inner.cost.times(runs).within_reason(inner.operator))
+            for cost in costs
+            for inner in cost.nodes
+        )
         return GraphCost(
             nodes=nodes, warnings=(*warnings, *(text for cost in costs for text in cost.warnings))
         )
@@ -218,9 +226,7 @@ def _body_costs(node: Node, types: MutableMapping[str, TensorType], name: str) -
     left_out = {operator for cost in costs if cost is not dearest for operator in cost.uncosted}
     if not left_out:
         return dearest
-    warning = (
-        f"{name!r}: the branch not taken may be dearer, its {listed(sorted(left_out))} not being known"
-    )
+    warning = f"{name!r}: the branch not taken may be dearer, its {listed(sorted(left_out))} not being known"
     return replace(dearest, warnings=(*dearest.warnings, warning))
 
 

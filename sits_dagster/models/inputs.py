@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sits_dagster.errors import ConfigError
-from sits_dagster.models.graph.structure import Graph, TensorType
+from sits_dagster.errors import ConfigError, ModelError
+from sits_dagster.models.graph.structure import RANK_MAX, Graph, TensorType
+from sits_dagster.models.words import cut, listed, shown
 
 __all__ = ["GivenShapes", "InputShapes", "input_shapes", "row_axes"]
 
@@ -15,6 +16,7 @@ GivenShapes = Mapping[str, tuple[int | str, ...]]
 
 IMAGE_RANK = 4
 SEQUENCE_LENGTH = 128
+LENGTH_MAX = 1 << 40
 # What is tried for free axes of images: classifiers, text lines, detectors.
 IMAGE_SIZES = ((224, 224), (48, 320), (320, 320), (640, 640))
 
@@ -76,12 +78,13 @@ def input_shapes(
         image_size: Assumed height and width of images.
 
     Raises:
-        ConfigError: A given shape contradicts the file, or names no input.
+        ConfigError: A given shape contradicts the file, makes no sense or names no input.
+        ModelError: The file allows no batch with rows.
     """
     given = given or {}
     for name in given:
         if name not in graph.inputs:
-            msg = f"The model has no input {name!r}; it has {', '.join(map(repr, graph.inputs))}."
+            msg = f"The model has no input {shown(name)}; it has {listed(graph.inputs)}."
             raise ConfigError(msg, hint="name one of them in the shape.")
     declared = {name: _declared(name, kind, given.get(name)) for name, kind in graph.inputs.items()}
     axes = _row_axes(graph, declared, given)
@@ -104,6 +107,9 @@ def input_shapes(
         lengths[name] = tuple(found)
     fixed = [shape[0] for name, shape in lengths.items() if shape and axes[name] is None]
     is_fixed = all(axis is None for axis in axes.values()) and bool(fixed)
+    if is_fixed and min(fixed) < 1:
+        msg = "The file fixes the batch at 0 rows."
+        raise ModelError(msg, hint="export the model with a free batch axis.")
     return InputShapes(
         axes=axes,
         lengths=lengths,
@@ -118,18 +124,25 @@ def _declared(
 ) -> tuple[int | str | None, ...]:
     if given is None:
         if kind.shape is None:
-            msg = f"The file does not tell how many axes input {name!r} ({kind.dtype}) has."
-            raise ConfigError(msg, hint=f"give its shape, such as --shape {name}=N,128.")
+            msg = f"The file does not tell how many axes input {shown(name)} ({kind.dtype}) has."
+            raise ConfigError(msg, hint=f"give its shape, such as --shape {cut(name)}=N,128.")
         return kind.shape
+    if len(given) > RANK_MAX or any(
+        isinstance(length, int) and not 0 < length <= LENGTH_MAX for length in given
+    ):
+        msg = f"The shape given for input {shown(name)} makes no sense: {given[:RANK_MAX]}."
+        raise ConfigError(msg, hint=f"give lengths from 1 to {LENGTH_MAX}, and a name for the rows.")
     if kind.shape is not None and len(kind.shape) != len(given):
-        msg = f"The shape given for input {name!r} has {len(given)} axes; the file's has {len(kind.shape)}."
+        axes = len(kind.shape)
+        msg = f"The shape given for input {shown(name)} has {len(given)} axes; the file's has {axes}."
         raise ConfigError(msg, hint=f"the file says {kind.shape}.")
     for axis, (length, own) in enumerate(zip(given, kind.shape or given, strict=True)):
+        fixed = f"Axis {axis} of input {shown(name)} is fixed at {own} in the file"
         if isinstance(length, int) and isinstance(own, int) and length != own:
-            msg = f"Axis {axis} of input {name!r} is fixed at {own} in the file, not {length}."
+            msg = f"{fixed}, not {length}."
             raise ConfigError(msg, hint=f"the file says {kind.shape}.")
         if isinstance(length, str) and isinstance(own, int) and kind.shape is not None:
-            msg = f"Axis {axis} of input {name!r} is fixed at {own} in the file, so it cannot hold the rows."
+            msg = f"{fixed}, so it cannot hold the rows."
             raise ConfigError(msg, hint=f"give {own} there, or export the model with a free batch axis.")
     return given
 

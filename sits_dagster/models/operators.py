@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sits_dagster.models import formulas
@@ -38,12 +38,12 @@ def find_operator(domain: str, name: str) -> Operator | None:
 
 def everything(call: Call) -> int:
     """Bytes of all inputs, each read once, and all outputs, each written once."""
-    return sum(tensor.bytes for tensor in _tensors(call, {*call.node.reads, *call.node.outputs}))
+    return sum(tensor.bytes for tensor in _tensors(call, (*call.node.reads, *call.node.outputs)))
 
 
 def produced(call: Call) -> int:
     """Bytes of what is produced, read and written, and of the other inputs: never the whole table."""
-    others = {name for name in call.node.inputs[1:] if name}
+    others = call.node.inputs[1:]
     return 2 * _written(call) + sum(tensor.bytes for tensor in _tensors(call, others))
 
 
@@ -51,26 +51,26 @@ def embedded(call: Call) -> int:
     """Bytes of the rows of up to three tables, of their sum, and of the indices."""
     rows = call.type(call.node.outputs[0]).bytes if call.gives(0) else 0
     tables = 2 + int(call.has(4))
-    return (tables + 1) * rows + sum(tensor.bytes for tensor in _tensors(call, set(call.node.inputs[:2])))
+    return (tables + 1) * rows + sum(tensor.bytes for tensor in _tensors(call, call.node.inputs[:2]))
 
 
 def as_far_as_known(call: Call) -> int:
     """Bytes of all inputs, and of those outputs whose length does not depend on the data."""
-    known = {name for name in call.node.outputs if name in call.types and call.types[name].is_known}
-    return sum(tensor.bytes for tensor in _tensors(call, {*call.node.reads, *known}))
+    known = (name for name in call.node.outputs if name in call.types and call.types[name].is_known)
+    return sum(tensor.bytes for tensor in _tensors(call, (*call.node.reads, *known)))
 
 
 def collected(call: Call) -> int:
     """Bytes of the inputs, read and written: what goes into a sequence is copied."""
-    return 2 * sum(tensor.bytes for tensor in _tensors(call, set(call.node.reads)))
+    return 2 * sum(tensor.bytes for tensor in _tensors(call, call.node.reads))
 
 
 def _written(call: Call) -> int:
-    return sum(tensor.bytes for tensor in _tensors(call, set(call.node.outputs)))
+    return sum(tensor.bytes for tensor in _tensors(call, call.node.outputs))
 
 
-def _tensors(call: Call, names: set[str]) -> Iterator[TensorType]:
-    return (call.type(name) for name in sorted(names) if name)
+def _tensors(call: Call, names: Iterable[str]) -> Iterator[TensorType]:
+    return (call.type(name) for name in dict.fromkeys(names) if name)
 
 
 def _rows(names: str, flops: Formula, bytes_moved: Formula = everything) -> dict[str, Operator]:

@@ -27,6 +27,8 @@ SHAPED_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Range",
 SHAPED_BY_PARAMETERS = frozenset(
     {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Tile", "TopK", "Upsample"}
 )
+# Operators that lose the names of axes: of free heights and widths nothing is known behind them.
+NAMELESS = frozenset({"AveragePool", "Conv", "ConvTranspose", "FusedConv", "LpPool", "MaxPool"})
 UNKNOWN = TensorType("unknown", None)
 
 
@@ -150,13 +152,17 @@ def _known_to_runtime(
     operators too: of those, what follows from known inputs counts as known.
     """
     names = {length for kind in graph.inputs.values() for length in kind.shape or () if length is not None}
+    axes = {
+        length for kind in graph.inputs.values() for length in kind.shape or () if not isinstance(length, int)
+    }
     known = {
         **graph.constants,
         **{name: kind for name, kind in graph.inputs.items() if None not in (kind.shape or ())},
     }
     own: set[str] = set()  # what only the runtime can infer
     for node in _nodes(graph):
-        follows = node.operator not in SHAPED_BY_DATA and all(name in known for name in node.inputs if name)
+        opaque = SHAPED_BY_DATA if len(axes) <= 1 else SHAPED_BY_DATA | NAMELESS
+        follows = node.operator not in opaque and all(name in known for name in node.inputs if name)
         if node.operator in SHAPED_BY_PARAMETERS:
             follows = follows and all(name in graph.constants for name in node.inputs[1:] if name)
         is_own = node.domain != "" or not own.isdisjoint(node.inputs)

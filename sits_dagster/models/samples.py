@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sits_dagster.errors import ModelError
+from sits_dagster.errors import ConfigError, ModelError
 from sits_dagster.models.graph.structure import TensorType
 from sits_dagster.models.inputs import InputShapes
+from sits_dagster.models.words import cut, shown
 
 __all__ = ["attempts", "is_mask", "sample_batch", "sample_rows"]
 
@@ -41,7 +42,8 @@ def sample_rows(
         values: Numbers that inputs are filled with instead, by name.
 
     Raises:
-        ModelError: An input has a type that cannot be made up, or too many elements.
+        ModelError: An input has a type that cannot be made up, or too many elements, or none.
+        ConfigError: A given number does not fit its input's type.
     """
     lengths = shapes.shapes(1)
     shared = {
@@ -93,17 +95,24 @@ def _filled(
     for length in shape:
         elements *= length
     if elements > ELEMENTS_MAX:
-        msg = f"Input {name!r} of shape {shape} has {elements} elements, too many to try."
+        msg = f"Input {shown(name)} of shape {shape} has {elements} elements, too many to try."
         raise ModelError(msg, hint="give a smaller shape with --shape.")
+    if elements < 1:  # recurrent kernels abort the process
+        msg = f"Input {shown(name)} of shape {shape} is empty: a model is not tried with nothing."
+        raise ModelError(msg, hint="export the model with free axes, or with lengths above 0.")
     if kind.dtype == "string":
         return np.full(shape, f"row {scale:.0f}", object)
     try:
         dtype = np.dtype(kind.dtype)
     except TypeError as error:
-        msg = f"Input {name!r} is of type {kind.dtype}, which NumPy cannot hold."
+        msg = f"Input {shown(name)} is of type {kind.dtype}, which NumPy cannot hold."
         raise ModelError(msg, hint="export the model with inputs of plain number types.") from error
     if name in values:
-        return np.full(shape, values[name], dtype)
+        try:
+            return np.full(shape, values[name], dtype)
+        except (OverflowError, ValueError) as error:
+            msg = f"Input {shown(name)} of type {kind.dtype} cannot be filled with {values[name]}."
+            raise ConfigError(msg, hint=f"give another number for {cut(name)}.") from error
     if dtype.kind == "b" or is_mask(name):
         return np.ones(shape, dtype)
     if dtype.kind in "iu":

@@ -80,11 +80,12 @@ def _convolutional() -> onnx.ModelProto:
     return model(nodes, [_row("x", 3, 48, 48)], [_row("y", 10)], weights)
 
 
-def _convolutional_of_any_size() -> onnx.ModelProto:
+def _images_of_any_size(*, is_convolved: bool) -> onnx.ModelProto:
     """Of free heights and widths the runtime knows nothing behind a pooling: nothing is reused there."""
+    first = node("Conv", ["x", "k"], ["c"], strides=[3, 3]) if is_convolved else node("Neg", ["x"], ["c"])
     nodes = [
-        node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
-        node("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], strides=[2, 2]),
+        first,
+        node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2]),
         node("Exp", ["p"], ["e"]),
         node("Concat", ["e", "e", "e", "e"], ["b"], axis=1),
         node("Neg", ["b"], ["n"]),
@@ -92,7 +93,8 @@ def _convolutional_of_any_size() -> onnx.ModelProto:
         node("Sum", ["s0", "s1", "s2", "s3"], ["s"]),
         node("GlobalAveragePool", ["s"], ["y"]),
     ]
-    return model(nodes, [_row("x", 3, "H", "W")], [_row("y", 6, 1, 1)], [_weight("k", 6, 3, 3, 3)])
+    channels = 6 if is_convolved else 3
+    return model(nodes, [_row("x", 3, "H", "W")], [_row("y", channels, 1, 1)], [_weight("k", 6, 3, 3, 3)])
 
 
 def _attention() -> onnx.ModelProto:
@@ -203,7 +205,8 @@ def _embedding() -> onnx.ModelProto:
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "perceptron": _perceptron,
     "convolutional": _convolutional,
-    "convolutional of any size": _convolutional_of_any_size,
+    "convolution of any size": lambda: _images_of_any_size(is_convolved=True),
+    "pooling of any size": lambda: _images_of_any_size(is_convolved=False),
     "attention": _attention,
     "embedding": _embedding,
     "if, large branch": lambda: _branching(-1e9),
@@ -389,6 +392,24 @@ def test_a_call_that_fails_half_way_does_not_show(tmp_path: Path) -> None:
     trace = session.finish()
     assert [traced.operator for traced in trace.nodes] == ["Exp", "Gather", "Neg"]
     assert [traced.outputs[0].shape for traced in trace.nodes] == [(3, 8), (3, 2), (3, 2)]
+
+
+def test_all_turns_of_a_loop_are_traced(tmp_path: Path) -> None:
+    """A name that comes again is no new call, and what was there before is what was before the first turn."""
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"], name="on"), node("Tanh", ["a"], ["b"], name="step")],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), _row("a", 8)],
+        [value("on", TensorProto.BOOL, []), _row("b", 8)],
+    )
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    nodes = [node("Loop", ["turns", "yes", "x"], ["l"], name="loop", body=body), node("Exp", ["l"], ["y"])]
+    session = TracedSession(_save(tmp_path, model(nodes, constants=[constant("turns", 5, "int64"), yes])))
+    session.run({"x": np.zeros((1000, 8), np.float32)})
+    trace = session.finish()
+    names = [traced.name for traced in trace.nodes]
+    assert (names.count("step"), names.count("on"), names[-2:]) == (5, 5, ["loop", "Exp_1"])
+    assert trace.bytes_used_before < 1000, "two constants and a buffer of the loop's own"
 
 
 def test_a_taken_branch_is_traced_before_its_if(tmp_path: Path) -> None:

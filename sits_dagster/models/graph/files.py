@@ -136,7 +136,9 @@ def _resolve(model: Path, name: str) -> Path:
         msg = f"Model {str(model)!r} refers to external data outside of its folder: {shown(name)}."
         raise ModelError(msg, hint="keep the data file beside the model.")
     if not is_file:
-        msg = f"Model {str(model)!r} refers to external data {shown(name)}, which is missing or no plain file."
+        msg = (
+            f"Model {str(model)!r} refers to external data {shown(name)}, which is missing or no plain file."
+        )
         raise ModelError(msg, hint="copy the data file beside the model.")
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,7 @@ def _in_order(nodes: list[Node], constants: Mapping[str, TensorType], path: Path
         raise ModelError(msg, hint="export the model again; nodes must not wait for each other.") from error
 
 
+@lru_cache(maxsize=64)
 def element_name(data_type: int) -> str:
     """Return the name of an ONNX element type, as `ELEMENT_BITS` spells it; `"unknown"` otherwise."""
     import onnx

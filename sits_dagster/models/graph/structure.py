@@ -76,7 +76,7 @@ class TensorType:
     @property
     def elements(self) -> int:
         """How many elements there are; 0 where a length is unknown."""
-        return math.prod(self.lengths) if self.is_known else 0
+        return math.prod(cast("tuple[int, ...]", self.shape)) if self.is_known else 0
 
     @property
     def bytes(self) -> int:
@@ -121,6 +121,8 @@ class Node:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of everything it reads, without those left out."""
+        if not self.captured and "" not in self.inputs:
+            return self.inputs
         return tuple(name for name in (*self.inputs, *self.captured) if name)
 
 
@@ -147,6 +149,6 @@ class Graph:
         names = set(self.constants)
         for node in self.nodes:
             is_random = node.operator.startswith("Random") or node.operator in {"Bernoulli", "Multinomial"}
-            if not is_random and all(name in names for name in node.reads):
+            if not is_random and names.issuperset(node.reads):
                 names.update(name for name in node.outputs if name)
         return frozenset(names)

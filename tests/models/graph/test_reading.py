@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from sits_dagster.errors import ModelError
+from sits_dagster.models.graph.checks import check_lengths
 from sits_dagster.models.graph.files import input_names, load_proto, make_traceable
-from sits_dagster.models.graph.reading import check_lengths, element_name, graph_of, value_type
+from sits_dagster.models.graph.reading import element_name, graph_of, value_type
 from sits_dagster.models.graph.structure import ELEMENT_BITS, Graph, TensorType
 from tests.models.onnx_files import FLOAT, constant, model, node, relu, tensor, value
 
