@@ -81,6 +81,8 @@ def partition_metadata(
         found["sits/rows_per_second"] = dg.MetadataValue.float(round(stats.rows_per_second, 2))
     if stats.memory_bytes_peak:
         found["sits/memory_bytes_peak"] = dg.MetadataValue.int(stats.memory_bytes_peak)
+    if stats.batching:
+        found["sits/batching"] = dg.MetadataValue.text(stats.batching)
     if quarantine:
         found["sits/quarantine_path"] = dg.MetadataValue.path(quarantine)
     if stats.trace:

@@ -19,6 +19,7 @@ from sits_dagster.models.profile import SCHEMA, ModelProfile, RuntimeKey
 __all__ = ["ProfileCache", "cache_folder"]
 
 FOLDER_VARIABLE = "SITS_CACHE_DIR"
+BATCHING_SCHEMA = 2  # one more when trials find something else
 OPTIMIZED_BYTES_MAX = 4 << 30  # of all optimised graphs; those not used for the longest time go first
 
 
@@ -56,7 +57,7 @@ class ProfileCache:
         """Return what a trial of a model with such rows showed, or `None` where there was none."""
         try:
             return load(BatchingReport, json.loads(self._batching(digest, key).read_bytes()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def keep_batching(self, digest: str, key: str, report: BatchingReport) -> None:
@@ -109,7 +110,8 @@ class ProfileCache:
         return self.folder / "profiles" / f"{digest}-{key[:16]}.json"
 
     def _batching(self, digest: str, key: str) -> Path:
-        return self.folder / "batching" / f"{digest}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        text = f"{BATCHING_SCHEMA}|{key}"
+        return self.folder / "batching" / f"{digest}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
     def _optimized(self, digest: str, runtime: RuntimeKey) -> Path:
         text = f"{runtime.version}|{runtime.provider}|{runtime.options}"

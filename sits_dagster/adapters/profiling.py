@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sits_dagster.adapters.onnx_trace import TimedSession, TracedSession, optimize, runtime_key
 from sits_dagster.devices.device import Device
-from sits_dagster.errors import ConfigError, ModelError, SitsError
+from sits_dagster.errors import ModelError, SitsError
 from sits_dagster.models.analysis import analyse, row_counts
 from sits_dagster.models.batching import (
     PROBE_ROWS,
@@ -93,7 +93,7 @@ def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         report, traces = _fixed(session, shapes, rows)
     file = GraphFile(optimized)
     graph = file.graph
-    plan, resident = plan_of_traces(graph, traces, file.types({}).types)
+    plan, resident = plan_of_traces(graph, traces, file.types({}, keeps_declared=True).types)
     return dump(
         RunAnalysis(
             shapes=shapes,
@@ -147,6 +147,8 @@ def _working_rows(
     tried: set[str] = set()
     for size, limit in attempts(IMAGE_SIZES):
         shapes = input_shapes(graph, given, image_size=size)
+        if shapes.rows_fixed is None and all(axis is None for axis in shapes.axes.values()):
+            break
         key = repr((shapes.lengths, limit if _has_integers(graph) else 0))
         if key in tried:
             continue
@@ -158,7 +160,7 @@ def _working_rows(
             first = first or error
         else:
             return shapes, limit, rows
-    raise first or ConfigError("The model has no input to try.")
+    raise first or ModelError("The model has no input with rows.", hint="it needs no inference.")
 
 
 def _has_integers(graph: Graph) -> bool:

@@ -6,6 +6,7 @@ It is run by its path, and imports from the standard library alone until the par
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ def main() -> None:
     _limit(resource.RLIMIT_DATA, order["memory_bytes"])
     _limit(resource.RLIMIT_CPU, order["cpu_seconds"])
     sys.path[:] = order["path"]
+    gc.disable()  # it ends before anything is worth being looked for: a tenth of the time for large graphs
     reply = _answer(target, order["request"])
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the function may have closed them

@@ -6,7 +6,7 @@ import resource
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -116,7 +116,7 @@ class StepRuntime:
             raise TransientError(
                 msg, retry_after_seconds=1.0, hint="the step is tried again with the new one."
             )
-        batch_rows = self._batch_rows(opened, engine)
+        batch_rows = self._batch_rows(opened, engine, stop, progress)
         with reports_progress(
             self.context,
             progress,
@@ -142,37 +142,42 @@ class StepRuntime:
             )
         return is_done, len(carried)
 
-    def _batch_rows(self, opened: OpenPartition, engine: OnnxEngine) -> int:
+    def _batch_rows(
+        self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal, progress: Progress
+    ) -> int:
         """Return the rows of a batch: one where rows must not share it."""
-        fixed = engine.signature.batch_rows_fixed
-        if fixed is not None:
-            return fixed
-        batching = self._batching(opened, engine)
+        rows = engine.signature.batch_rows_fixed or self.batch_rows
+        if engine.signature.batch_rows_fixed == 1:
+            return 1
+        batching = self._batching(opened, engine, stop)
+        declared = self.job.model.is_batchable
+        if declared is not None:
+            verdict = Batching.INVARIANT if declared else Batching.NOT_BATCHABLE
+            progress.batching = f"{verdict.value}, as declared"
+            return rows if declared else 1
+        progress.batching = batching.verdict.value
         if batching.verdict is not Batching.NOT_BATCHABLE:
-            return self.batch_rows
-        if self.batch_rows > 1:
+            return rows
+        if rows > 1:
             self.context.log.warning(
                 f"Model {self.job.model.name!r} gets batches of one row: {batching.evidence[0]}. "
                 "OnnxModel(is_batchable=True) overrules that."
             )
         return 1
 
-    def _batching(self, opened: OpenPartition, engine: OnnxEngine) -> BatchingReport:
-        """Return whether rows may share a batch, tried once for a model, device and shape of rows."""
+    def _batching(self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal) -> BatchingReport:
+        """Return whether rows may share a batch, tried once for a model, device and columns."""
         cache = ProfileCache()
         parts = (runtime_key(), engine.device_name, self.job.model.padding, opened.work.columns_required)
         report = cache.find_batching(engine.digest, repr(parts))
         if report is None:
+            engine.place_rows({})  # an earlier partition may have placed them
             work = self.job.with_signature(opened, engine.signature)
-            report = probe_partition(work, engine, self.inference.policy())
+            report = probe_partition(work, engine, self.inference.policy(), should_stop=stop)
             if report.verdict is not Batching.UNPROBED:
                 cache.keep_batching(engine.digest, repr(parts), report)
         engine.place_rows(report.output_axes)
-        declared = self.job.model.is_batchable
-        if declared is None:
-            return report
-        verdict = Batching.INVARIANT if declared else Batching.NOT_BATCHABLE
-        return replace(report, verdict=verdict, evidence=(f"the model is declared is_batchable={declared}",))
+        return report
 
     def metadata(self, opened: OpenPartition, stats: PartitionStats) -> Mapping[str, dg.MetadataValue[Any]]:
         """Return what the partition's materialisation shows."""

@@ -312,7 +312,9 @@ def _check_masks(padding: Sequence[Padding], inputs: Sequence[TensorSpec]) -> No
         is_of_free_length = any(length is None for length in spec.shape[1:])
         if not is_mask(spec.name) or (not rules and not is_of_free_length):
             continue
-        if not rules or any(rule.value for rule in rules):
+        # Masks that name the padding itself, as PyTorch's key_padding_mask does, are 1 there.
+        is_padded_as_data = any(rule.value for rule in rules) and "pad" not in spec.name.lower()
+        if not rules or is_padded_as_data:
             what = "is not padded" if not rules else f"is padded with {rules[0].value:g}"
             msg = f"The mask {spec.name!r} {what}, so the model would take padding for data."
             raise ConfigError(msg, hint=f"add Padding(input={spec.name!r}, …, value=0) with the same edges.")

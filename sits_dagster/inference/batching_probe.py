@@ -2,58 +2,193 @@
 
 from __future__ import annotations
 
-from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import monotonic
+
+import numpy as np
+
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, StallError, TransientError
 from sits_dagster.inference.batches import Batch, Packer
 from sits_dagster.inference.encode import encode_chunk
-from sits_dagster.inference.engine import Engine
+from sits_dagster.inference.engine import Arrays, Engine
 from sits_dagster.inference.pipeline import PartitionWork
 from sits_dagster.inference.policy import PipelinePolicy
 from sits_dagster.inference.sizing import FixedBatchSizer
-from sits_dagster.models.batching import PROBE_ROWS, BatchingReport, probe_batching
+from sits_dagster.inference.workers import WorkerPool
+from sits_dagster.models.batching import PROBE_ROWS, Batching, BatchingReport, probe_batching
 
 __all__ = ["probe_partition"]
 
 ROWS_READ_MAX = 64
+TRIES_MAX = 4
+POLL_SECONDS = 0.05
+NOTHING = BatchingReport(evidence=("the partition has no two unlike rows of equal shape to try",))
+STOPPED = BatchingReport(evidence=("the run was stopped before rows were tried",))
 
 
-def probe_partition(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> BatchingReport:
-    """Return what the first rows of equal shape show; unprobed where there are not two such rows.
+def probe_partition(
+    work: PartitionWork,
+    engine: Engine,
+    policy: PipelinePolicy,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> BatchingReport:
+    """Return what the first rows of equal shape show; unprobed where no two of them differ.
+
+    The least and the largest of them are taken: what scales over a whole batch shows in these. Where the
+    partition tells nothing about the verdict it may still tell the outputs' axes.
 
     Args:
         work: The partition, with its encode function.
-        engine: A device with the model; it has made up to eight rows' calls afterwards.
-        policy: The data plane's limits.
+        engine: A device with the model, whose outputs are the model's own.
+        policy: The data plane's limits; encoding and calling end with its `stall_seconds_max`.
+        should_stop: Asked all the time; after `True` the engine is interrupted, for good.
+
+    Raises:
+        StallError: It took too long.
+        SitsError: The rows or the functions are at fault, as in the run itself.
     """
-    batch = _first_batch(work, engine, policy)
-    if batch is None:
-        return BatchingReport(evidence=("the partition has no two rows of equal shape to try",))
-    axes = {spec.name: 0 if spec.is_batched else None for spec in engine.signature.inputs}
-    rows = [
-        {name: array if axes[name] is None else array[row : row + 1] for name, array in batch.arrays.items()}
-        for row in range(len(batch.rows))
-    ]
+    pool = WorkerPool[BatchingReport]("sits-probe", workers=1)
+    until = monotonic() + policy.stall_seconds_max
+    future = pool.submit(partial(_probe, work, engine, policy))
     try:
-        return probe_batching(engine.predict, rows, axes)
-    except (DeviceOutOfMemoryError, ModelError) as error:
-        return BatchingReport(evidence=(f"the first rows could not be tried: {error}",))
+        while True:
+            try:
+                return future.result(POLL_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    raise
+            if should_stop():
+                engine.interrupt()
+                return STOPPED
+            if monotonic() > until:
+                engine.interrupt()
+                msg = f"Trying the first rows took longer than {policy.stall_seconds_max:g} s."
+                raise StallError(msg, hint="look for a hanging encode function or an endless model.")
+    finally:
+        pool.close()
 
 
-def _first_batch(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Batch | None:
-    """Return the first batch of two or three rows of one padded shape."""
-    rows = min(work.partition.rows, ROWS_READ_MAX)
+def _probe(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> BatchingReport:
+    batch = _largest_batch(work, engine, policy)
+    if batch is None:
+        return NOTHING
+    axes = {spec.name: 0 if spec.is_batched else None for spec in engine.signature.inputs}
+    count = min(PROBE_ROWS, engine.signature.batch_rows_fixed or PROBE_ROWS)
+    distinct = sorted(_distinct(batch), key=lambda row: _magnitude(batch, row))
+    report = NOTHING
+    for picked in _picks(distinct, count):
+        calls = _Calls(engine)
+        try:
+            report = probe_batching(calls, [_row(batch, row) for row in picked], axes)
+        except (DeviceOutOfMemoryError, ModelError) as error:
+            # These rows may be at fault, which says nothing of the others.
+            report = BatchingReport(evidence=(f"the first rows could not be tried: {error}",))
+            continue
+        return _judge(report, calls, picked)
+    return report
+
+
+@dataclass(slots=True)
+class _Calls:
+    """An engine's calls, with the outputs of each and the failure that tells nothing about the model."""
+
+    engine: Engine
+    outputs: list[Arrays] = field(default_factory=list[Arrays])
+    failure: DeviceOutOfMemoryError | TransientError | None = None
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        try:
+            found = self.engine.predict(inputs)
+        except (DeviceOutOfMemoryError, TransientError) as error:
+            self.failure = error
+            raise
+        self.outputs.append(found)
+        return found
+
+
+def _judge(report: BatchingReport, calls: _Calls, picked: Sequence[int]) -> BatchingReport:
+    """Return the report as far as it holds, with axes along which one row is one entry, or `None`."""
+    if isinstance(calls.failure, TransientError):
+        raise calls.failure
+    alone = calls.outputs[: len(picked)]
+    if len(calls.outputs) < 2 * len(picked) - 1:  # a batch failed
+        report = replace(report, output_axes={name: _axis_alone(name, alone) for name in alone[0]})
+    if calls.failure is not None:
+        evidence = (f"a batch of {len(picked)} rows does not fit into the device's memory",)
+        return replace(report, verdict=Batching.UNPROBED, evidence=evidence)
+    lumps = {
+        name: alone[0][name].shape[axis]
+        for name, axis in report.output_axes.items()
+        if axis is not None and alone[0][name].shape[axis] != 1
+    }
+    if lumps:
+        evidence = tuple(f"output {name!r} has {count} entries for a row" for name, count in lumps.items())
+        axes = {**report.output_axes, **dict.fromkeys(lumps)}
+        return replace(report, verdict=Batching.NOT_BATCHABLE, evidence=evidence, output_axes=axes)
+    if report.verdict is Batching.INVARIANT and len(set(picked)) == 1:
+        return replace(report, verdict=Batching.UNPROBED, evidence=NOTHING.evidence)
+    return report
+
+
+def _axis_alone(name: str, alone: Sequence[Arrays]) -> int | None:
+    """Return an output's axis as rows alone suggest it: the first if it is one long, else the row is all."""
+    return 0 if all(outputs[name].ndim and len(outputs[name]) == 1 for outputs in alone) else None
+
+
+def _picks(rows: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    """Yield so many of the rows, the first and the last among them, then others; few rows are repeated."""
+    left = list(rows)
+    for _ in range(TRIES_MAX):
+        if not left:
+            return
+        picked = [left[round(index * (len(left) - 1) / (count - 1))] for index in range(count)]
+        yield picked
+        left = [row for row in left if row not in picked]
+
+
+def _row(batch: Batch, row: int) -> Arrays:
+    return {
+        name: array[row : row + 1] if name in batch.batched else array for name, array in batch.arrays.items()
+    }
+
+
+def _distinct(batch: Batch) -> Iterable[int]:
+    """Return the rows that are unlike each other: copies would agree in any batch."""
+    found: dict[object, int] = {}
+    for row in range(len(batch.rows)):
+        arrays = [batch.arrays[name][row] for name in sorted(batch.batched)]
+        key = tuple(tuple(a.ravel()) if a.dtype == object else a.tobytes() for a in map(np.asarray, arrays))
+        found.setdefault(key, row)
+    return found.values()
+
+
+def _magnitude(batch: Batch, row: int) -> list[float]:
+    """Return the largest value of a row in each input of numbers."""
+    return [
+        float(np.nanmax(np.abs(batch.arrays[name][row]), initial=0.0))
+        for name in sorted(batch.batched)
+        if batch.arrays[name].dtype.kind in "fiu"
+    ]
+
+
+def _largest_batch(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Batch | None:
+    """Return the first rows, as many of one padded shape as there are."""
     packer = Packer(
         signature=engine.signature,
         padding=work.padding,
-        sizer=FixedBatchSizer(PROBE_ROWS),
+        sizer=FixedBatchSizer(ROWS_READ_MAX),
         window_rows_max=ROWS_READ_MAX,
         window_bytes_max=policy.queue_bytes,
     )
-    best: Batch | None = None
-    for chunk in work.reader.read(0, rows, rows_max=policy.chunk_rows, bytes_max=policy.queue_bytes):
+    found: list[Batch] = []
+    rows = min(work.partition.rows, ROWS_READ_MAX)
+    for chunk in work.reader.read(0, rows, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes):
         encoded = encode_chunk(chunk, work.encode, engine.signature, columns_required=work.columns_required)
-        for batch in packer.add(encoded):
-            return batch
-    for batch in packer.flush():
-        if len(batch.rows) > 1 and (best is None or len(batch.rows) > len(best.rows)):
-            best = batch
-    return best
+        found += packer.add(encoded)
+        if packer.bytes_waiting + sum(batch.bytes for batch in found) >= policy.queue_bytes:
+            break
+    found += packer.flush()
+    return max(found, key=lambda batch: len(batch.rows), default=None)

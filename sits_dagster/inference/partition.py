@@ -192,6 +192,7 @@ def partition_stats(
         quarantine=QUARANTINE_FOLDER if quarantined else "",
         trace=tuple(progress.trace),
         notes=plan.notes,
+        batching=progress.batching,
     )
 
 

@@ -50,6 +50,7 @@ class Progress:
         rows_resumed: Input rows that were committed before.
         rows_carried: Rows whose results a stopped run had left ready.
         rows_kept: Rows whose results this run leaves ready, as it was stopped.
+        batching: Whether rows may share a batch; `""` while unknown.
     """
 
     rows_total: int = 0
@@ -69,6 +70,7 @@ class Progress:
     cells: int = 0
     cells_padded: int = 0
     memory_bytes_peak: int = 0
+    batching: str = ""
     trace: list[DeviceCall] = field(default_factory=list[DeviceCall])
     _stride: int = 1
 
@@ -95,6 +97,7 @@ class Progress:
         found = Progress()
         for name in SUMMED:
             setattr(found, name, sum(getattr(part, name) for part in parts))
+        found.batching = ", ".join(sorted({part.batching for part in parts if part.batching}))
         found.memory_bytes_peak = max((part.memory_bytes_peak for part in parts), default=0)
         if found.batches:
             found.first_call_at = 0.0
@@ -155,6 +158,7 @@ class PartitionStats:
         quarantine: Folder of the quarantined rows, or `""`.
         trace: Some device calls over time.
         notes: Sentences about what was found.
+        batching: Whether rows may share a batch; `""` where nothing was computed.
     """
 
     rows: int
@@ -176,3 +180,4 @@ class PartitionStats:
     quarantine: str
     trace: tuple[DeviceCall, ...] = ()
     notes: tuple[str, ...] = ()
+    batching: str = ""

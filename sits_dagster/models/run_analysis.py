@@ -148,10 +148,15 @@ def _known_to_runtime(
 ) -> Mapping[str, TensorType]:
     """Return the types whose shape the runtime knows before it runs: only these can share memory by size.
 
-    It infers as onnx does, but makes up no names for lengths that it cannot tell, and knows its own
-    operators too: of those, what follows from known inputs counts as known.
+    It keeps what the file declares, infers as onnx does, but makes up no names for lengths that it cannot
+    tell, and knows its own operators too: of those, what follows from known inputs counts as known.
     """
-    names = {length for kind in graph.inputs.values() for length in kind.shape or () if length is not None}
+    names = {
+        length
+        for kind in (*graph.inputs.values(), *graph.types.values())
+        for length in kind.shape or ()
+        if isinstance(length, str)
+    }
     axes = {
         length for kind in graph.inputs.values() for length in kind.shape or () if not isinstance(length, int)
     }
@@ -159,6 +164,7 @@ def _known_to_runtime(
         **graph.constants,
         **{name: kind for name, kind in graph.inputs.items() if None not in (kind.shape or ())},
     }
+    labels: dict[tuple[int, int], str] = {}
     own: set[str] = set()  # what only the runtime can infer
     for node in _nodes(graph):
         opaque = SHAPED_BY_DATA if len(axes) <= 1 else SHAPED_BY_DATA | NAMELESS
@@ -169,13 +175,38 @@ def _known_to_runtime(
         for name in node.outputs:
             if name not in seen:
                 continue
-            shape = inferred.get(name, UNKNOWN).shape
-            if shape is not None and all(isinstance(length, int) or length in names for length in shape):
-                known[name] = joint_type(*seen[name])
+            declared = _named(graph.types.get(name), names) or _named(inferred.get(name), names)
+            if declared is not None:
+                known[name] = declared
+                _learn(labels, declared, seen[name])
             elif follows and is_own:
-                known[name] = joint_type(*seen[name])
+                known[name] = _labelled(seen[name], labels)
                 own.add(name)
     return known
+
+
+def _named(kind: TensorType | None, names: set[str]) -> TensorType | None:
+    """Return the type if each of its lengths is a number, or a name that stands in the file."""
+    if kind is None or kind.shape is None:
+        return None
+    return kind if all(isinstance(length, int) or length in names for length in kind.shape) else None
+
+
+def _learn(labels: dict[tuple[int, int], str], kind: TensorType, seen: tuple[TensorType, TensorType]) -> None:
+    """Note which name stands for lengths that differ between the two batches."""
+    lengths = zip(kind.shape or (), seen[0].lengths, seen[1].lengths, strict=False)
+    for label, first, last in lengths:
+        if isinstance(label, str):
+            labels.setdefault((first, last), label)
+
+
+def _labelled(seen: tuple[TensorType, TensorType], labels: Mapping[tuple[int, int], str]) -> TensorType:
+    """Return the type of both batches, lengths under the names that others of the same lengths have."""
+    joint = joint_type(*seen)
+    if joint.shape is None:
+        return joint
+    pairs = zip(joint.shape, seen[0].lengths, seen[1].lengths, strict=True)
+    return TensorType(joint.dtype, tuple(labels.get((first, last), length) for length, first, last in pairs))
 
 
 def traced_types(

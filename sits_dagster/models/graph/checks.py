@@ -82,26 +82,26 @@ def check_texts(proto: GraphProto, path: Path) -> None:
         ModelError: There is one.
     """
     for graph in _graphs(proto):
-        # One look at all of them together: there may be a million.
-        if {type(text) for text in _texts(graph)} - {str}:
+        try:
+            "".join(_texts(graph))
+        except TypeError as error:
             msg = f"Model {str(path)!r} has names that are no text."
-            raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
+            raise ModelError(msg, hint="the file is damaged: export or copy the model again.") from error
 
 
-def _texts(graph: GraphProto) -> Iterator[str]:
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+def _texts(graph: GraphProto) -> list[str]:
+    found = [tensor.name for tensor in graph.initializer]
+    found += [sparse.values.name for sparse in graph.sparse_initializer]
     for values in (graph.input, graph.output, graph.value_info):
         for value in values:
-            yield value.name
-            yield from (dimension.dim_param for dimension in value.type.tensor_type.shape.dim)
+            found.append(value.name)
+            found += [dimension.dim_param for dimension in value.type.tensor_type.shape.dim]
     for node in graph.node:
-        yield node.name
-        yield node.op_type
-        yield node.domain
-        yield from node.input
-        yield from node.output
-        yield from (attribute.name for attribute in node.attribute)
+        found += (node.name, node.op_type, node.domain)
+        found += node.input
+        found += node.output
+        found += [attribute.name for attribute in node.attribute]
+    return found
 
 
 def check_lengths(proto: GraphProto, path: Path) -> None:

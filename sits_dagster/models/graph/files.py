@@ -34,7 +34,7 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
 def _locations(tensor: TensorProto, model: Path) -> list[str]:
     found = [entry.value for entry in tensor.external_data if entry.key == "location"]
     # protobuf gives bytes where a text is no UTF-8
-    if not all(isinstance(name, str) for name in found) or not (found or not _is_external(tensor)):
+    if {type(name) for name in found} - {str} or not (found or not _is_external(tensor)):
         msg = f"Model {str(model)!r} does not tell in which file the data of {shown(str(tensor.name))} are."
         raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
     return found

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["constant_types", "element_name", "graph_of", "tensor_type", "value_type"]
 
 BODY_DEPTH_MAX = 64
+TYPES_KEPT = 4096
 
 
 def graph_of(proto: GraphProto, depth: int, path: Path) -> Graph:
@@ -148,7 +149,7 @@ def element_name(data_type: int) -> str:
 
 def tensor_type(tensor: TensorProto) -> TensorType:
     """Return the type of a weight."""
-    return TensorType(element_name(tensor.data_type), tuple(int(length) for length in tensor.dims))
+    return _type(element_name(tensor.data_type), tuple(tensor.dims))
 
 
 def value_type(value: ValueInfoProto) -> TensorType:
@@ -161,10 +162,14 @@ def value_type(value: ValueInfoProto) -> TensorType:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return TensorType(element_name(tensor.elem_type), None)
-    found = TensorType(
-        element_name(tensor.elem_type), tuple(_dimension(dimension) for dimension in tensor.shape.dim)
-    )
+    found = _type(element_name(tensor.elem_type), tuple(_dimension(dim) for dim in tensor.shape.dim))
     return found if found.is_sane else TensorType(found.dtype, None)
+
+
+@lru_cache(maxsize=TYPES_KEPT)
+def _type(dtype: str, shape: tuple[Dimension, ...]) -> TensorType:
+    """Return a type: one value for the many tensors of a graph that are alike, which knows its size."""
+    return TensorType(dtype, shape)
 
 
 def _dimension(dimension: Any) -> Dimension:  # noqa: ANN401 - a protobuf message

@@ -65,12 +65,17 @@ class GraphFile:
         self._folded = self.graph.folded()
         self._stripped = _strip(proto, self.graph)
 
-    def types(self, shapes: Mapping[str, tuple[int, ...]]) -> BoundTypes:
+    def types(self, shapes: Mapping[str, tuple[int, ...]], *, keeps_declared: bool = False) -> BoundTypes:
         """Return the types of all tensors when the inputs have these shapes.
 
         What onnx itself leaves open is asked of `onnx_shape_inference` where that is installed.
+
+        Args:
+            shapes: Lengths by input; one that is left out keeps its free axes.
+            keeps_declared: Whether to believe what the file says of tensors in between; then no shape is
+                bound.
         """
-        bound = _bind(self._stripped, shapes)
+        bound = _bind(self._stripped, shapes, keeps_declared=keeps_declared)
         types = dict(self.graph.constants)
         types.update(_infer_by_onnx(bound))
         used = ["onnx"]
@@ -162,11 +167,13 @@ def _strip(proto: ModelProto, sorted_graph: Graph) -> ModelProto:
     return proto
 
 
-def _bind(proto: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
+def _bind(proto: ModelProto, shapes: Mapping[str, tuple[int, ...]], *, keeps_declared: bool) -> ModelProto:
     import onnx
 
     bound = onnx.ModelProto()
     bound.CopyFrom(proto)
+    if keeps_declared:
+        return bound
     del bound.graph.value_info[:]
     for value in bound.graph.output:
         if value.type.HasField("tensor_type"):

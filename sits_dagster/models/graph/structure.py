@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, cast
 
 __all__ = ["ELEMENT_BITS", "RANK_MAX", "Attribute", "Dimension", "Graph", "Node", "TensorType"]
@@ -33,7 +34,7 @@ ELEMENT_BITS: Mapping[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorType:
     """The element type and the shape of one tensor.
 
@@ -45,17 +46,12 @@ class TensorType:
     dtype: str
     shape: tuple[Dimension, ...] | None
 
-    @property
+    @cached_property
     def is_known(self) -> bool:
         """Whether every length is a number."""
-        if self.shape is None:
-            return False
-        for length in self.shape:  # noqa: SIM110 - hot: a generator takes three times as long
-            if not isinstance(length, int):
-                return False
-        return True
+        return self.shape is not None and all(isinstance(length, int) for length in self.shape)
 
-    @property
+    @cached_property
     def is_sane(self) -> bool:
         """Whether a tensor can have this shape: not too many axes or elements, no length below zero."""
         if not self.shape:
@@ -68,17 +64,17 @@ class TensorType:
                     return False
         return len(self.shape) <= RANK_MAX and elements <= ELEMENTS_MAX
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The lengths of all axes; empty where one of them is unknown (see `is_known`)."""
         return cast("tuple[int, ...]", self.shape) if self.is_known else ()
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """How many elements there are; 0 where a length is unknown."""
         return math.prod(cast("tuple[int, ...]", self.shape)) if self.is_known else 0
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """How many bytes they take; 0 where a length is unknown."""
         return (self.elements * ELEMENT_BITS.get(self.dtype, 8) + 7) // 8
@@ -126,7 +122,7 @@ class Node:
         return tuple(name for name in (*self.inputs, *self.captured) if name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Graph:
     """Operator calls in an order in which they can run.
 
@@ -146,6 +142,10 @@ class Graph:
 
     def folded(self) -> frozenset[str]:
         """Return the names that are known before any row is: constants, and what follows from them alone."""
+        return self._folded
+
+    @cached_property
+    def _folded(self) -> frozenset[str]:
         names = set(self.constants)
         for node in self.nodes:
             is_random = node.operator.startswith("Random") or node.operator in {"Bernoulli", "Multinomial"}
