@@ -50,6 +50,7 @@ FACTS: dict[str, Any] = {
     "is_complete": True,
     "generation": "0123456789abcdef-0001",
     "quarantine": "_quarantine",
+    "batching": "not-batchable",
 }
 
 
@@ -93,6 +94,7 @@ def test_every_key_has_its_value() -> None:
         "sits/rows_recomputed": 8,
         "sits/resumed_from_row": "40",
         "sits/batches": 12,
+        "sits/batching": "not-batchable",
         "sits/segments": 4,
         "sits/padding_share": 0.1235,
         "sits/out_of_memory": 1,
@@ -117,7 +119,7 @@ def test_numbers_are_numbers() -> None:
         host_memory_bytes_peak=1,
     )
     texts = {name for name, value in found.items() if isinstance(value, dg.TextMetadataValue)}
-    assert texts == {"sits/resumed_from_row", "sits/model_digest", "sits/generation"}
+    assert texts == {"sits/resumed_from_row", "sits/model_digest", "sits/generation", "sits/batching"}
     assert isinstance(found["sits/output_path"], dg.PathMetadataValue)
 
 
@@ -131,6 +133,7 @@ def test_what_is_unknown_is_left_out() -> None:
                 "busy_fraction": None,
                 "rows_per_second": None,
                 "memory_bytes_peak": 0,
+                "batching": "",
             }
         ),
         model_digest="d",
@@ -139,6 +142,7 @@ def test_what_is_unknown_is_left_out() -> None:
         host_memory_bytes_peak=1,
     )
     unknown = {
+        "sits/batching",
         "sits/device_busy_fraction",
         "sits/rows_per_second",
         "sits/memory_bytes_peak",

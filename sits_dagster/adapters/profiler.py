@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sits_dagster.adapters.profile_cache import ProfileCache
 from sits_dagster.adapters.sandbox import SandboxLimits, run_sandboxed
-from sits_dagster.errors import ConfigError, ModelError, SitsError
+from sits_dagster.errors import ConfigError, SitsError
 from sits_dagster.models.analysis import GraphAnalysis
 from sits_dagster.models.batching import Batching, BatchingReport
-from sits_dagster.models.codec import dump, load
+from sits_dagster.models.codec import load
 from sits_dagster.models.inputs import GivenShapes
 from sits_dagster.models.model import model_digest, model_files
 from sits_dagster.models.profile import ModelProfile, TensorProfile
@@ -127,33 +126,21 @@ class _Work:
 
     def profile(self, weights: int, runtime: str | None) -> ModelProfile:
         if runtime is None:
-            analysis = self._read({}, weights)
-            return _composed(self._model, self._digest, analysis, None, _why_not_run(self._options, weights))
-        # Reading tells what trying cannot, and the other way round: neither waits for the other.
-        with ThreadPoolExecutor(2) as pool:
-            trying = pool.submit(self._try, weights)
-            analysis = self._read({}, weights)
-            run, reason = trying.result()
-        if run is not None and (analysis.unknown or run.shapes != analysis.shapes):
-            analysis = self._read_again(run, weights, analysis)
+            analysis, run, reason = self._read(weights), None, _why_not_run(self._options, weights)
+        else:
+            analysis, run, reason = self._try(weights)
         return _composed(self._model, self._digest, analysis, run, reason)
 
-    def _read(self, more: Mapping[str, Any], weights: int) -> GraphAnalysis:
+    def _read(self, weights: int) -> GraphAnalysis:
         copies = WEIGHT_COPIES if weights <= RUN_BYTES_MAX else 0
         limits = SandboxLimits(
             memory_bytes=self._options.read_memory_bytes + copies * weights,
             deadline_seconds=self._options.reading_seconds_max,
         )
-        return load(GraphAnalysis, self._sandboxed("analyse_model", more, limits))
+        return load(GraphAnalysis, self._sandboxed("analyse_model", {}, limits))
 
-    def _read_again(self, run: RunAnalysis, weights: int, before: GraphAnalysis) -> GraphAnalysis:
-        more = {"input_shapes": dump(run.shapes), "integer_limit": run.integer_limit}
-        try:
-            return self._read(more, weights)
-        except ModelError:
-            return before
-
-    def _try(self, weights: int) -> tuple[RunAnalysis | None, str]:
+    def _try(self, weights: int) -> tuple[GraphAnalysis, RunAnalysis | None, str]:
+        """Read and try the model in one process; where that crashes or hangs it is only read, in another."""
         limits = SandboxLimits(
             memory_bytes=self._options.run_memory_bytes + WEIGHT_COPIES * weights,
             deadline_seconds=self._options.running_seconds_max,
@@ -162,14 +149,18 @@ class _Work:
             target = Path(folder) / "optimized" / "model.onnx"
             target.parent.mkdir()
             try:
-                run = load(RunAnalysis, self._sandboxed("run_model", {"optimized": str(target)}, limits))
-            except (ConfigError, ModelError) as error:
-                return None, f"the model could not be tried: {error}"
+                found = self._sandboxed("try_model", {"optimized": str(target)}, limits)
+            except ConfigError:
+                raise
             except SitsError as error:
-                return None, f"the model could not be tried now: {error}"
+                return self._read(weights), None, f"the model could not be tried: {error}"
+            analysis = load(GraphAnalysis, found["analysis"])
+            if found["run"] is None:
+                return analysis, None, f"the model could not be tried: {found['reason']}"
+            run = load(RunAnalysis, found["run"])
             if self._options.is_cached:
                 self._cache.keep_optimized(self._digest, run.runtime, target.parent)
-        return run, ""
+        return analysis, run, ""
 
     def _sandboxed(self, function: str, more: Mapping[str, Any], limits: SandboxLimits) -> Any:  # noqa: ANN401 - JSON
         return run_sandboxed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from sits_dagster.models.run_analysis import (
 from sits_dagster.models.samples import attempts, is_mask, sample_batch, sample_rows
 from sits_dagster.models.trace import CallTrace
 
-__all__ = ["analyse_model", "probe_model", "run_model"]
+__all__ = ["analyse_model", "probe_model", "try_model"]
 
 PADDING_CELLS = 32
 Arrays = dict[str, NDArray[np.generic]]
@@ -48,63 +49,84 @@ def analyse_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """Return a `GraphAnalysis` of the file at `path` as JSON values.
 
     Args:
-        request: `path`; `shapes` given by the user; or `input_shapes`, all of them, from an earlier run; and
-            `integer_limit`, with which a run may tell the shapes that no library can.
-    """
-    path = Path(request["path"])
-    shapes = None if request.get("input_shapes") is None else load(InputShapes, request["input_shapes"])
-    limit = request.get("integer_limit")
-
-    def trace(graph: Graph, shapes: InputShapes, rows: int) -> Mapping[str, TensorType]:
-        feeds = sample_batch(
-            graph.inputs, shapes, rows, integer_limit=limit or 1, values=request.get("values")
-        )
-        session = TracedSession(path)
-        session.run(feeds)
-        return traced_types(graph, session.finish(), {})
-
-    return dump(analyse(path, _given(request), shapes=shapes, trace=None if limit is None else trace))
-
-
-def run_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """Return a `RunAnalysis` of the file at `path` as JSON values.
-
-    Args:
-        request: `path`; `optimized`, where the optimised graph goes; `shapes` and `values` given by the
-            user.
+        request: `path`, and `shapes` given by the user.
 
     Raises:
-        ModelError: The model cannot be loaded, or refuses all made-up rows.
+        ModelError: The file is broken.
+        ConfigError: A given shape contradicts the file.
+    """
+    return dump(analyse(GraphFile(Path(request["path"])), _given(request)))
+
+
+def try_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return a `GraphAnalysis` and a `RunAnalysis` as JSON values; the second is `None` where trying failed.
+
+    Args:
+        request: `path`; `optimized`, where the optimised graph goes; `shapes` and `values` given by the user.
+
+    Raises:
+        ModelError: The file is broken.
+        ConfigError: A given shape contradicts the file.
     """
     path, optimized = Path(request["path"]), Path(request["optimized"])
-    # The runtime works without Python's lock: the file is read meanwhile.
+    given, values = _given(request), request.get("values")
+    # The runtime works without Python's lock: the file is read and analysed meanwhile.
     with ThreadPoolExecutor(1) as pool:
         optimizing = pool.submit(optimize, path, optimized)
-        original = GraphFile(path).graph
-        optimizing.result()
+        file = GraphFile(path)
+        analysis = analyse(file, given)
+        try:
+            optimizing.result()
+            run = _run(optimized, file.graph, given, values)
+        except SitsError as error:
+            return {"analysis": dump(analysis), "run": None, "reason": str(error)}
+    if analysis.unknown or run.shapes != analysis.shapes:
+        trace = partial(_raw_types, path, run.integer_limit, values)
+        analysis = analyse(file, given, shapes=run.shapes, trace=trace)
+    return {"analysis": dump(analysis), "run": dump(run), "reason": ""}
+
+
+def _raw_types(
+    path: Path,
+    limit: int,
+    values: Mapping[str, float] | None,
+    graph: Graph,
+    shapes: InputShapes,
+    rows: int,
+) -> Mapping[str, TensorType]:
+    """Return the types of the file's own tensors, by running it as it is; none where that fails."""
+    try:
+        session = TracedSession(path)
+        session.run(sample_batch(graph.inputs, shapes, rows, integer_limit=limit, values=values))
+        return traced_types(graph, session.finish(), {})
+    except SitsError:
+        return {}
+
+
+def _run(
+    optimized: Path,
+    original: Graph,
+    given: Mapping[str, tuple[int | str, ...]],
+    values: Mapping[str, float] | None,
+) -> RunAnalysis:
     make_traceable(optimized, original.inputs)
-    given, values = _given(request), request.get("values")
     session = TracedSession(optimized)
     shapes, limit, rows = _working_rows(session, original, given, values)
-    counts = row_counts(shapes)
     if shapes.rows_fixed is None:
         report, traces = _batched(session, optimized, shapes, rows)
     else:
         report, traces = _fixed(session, shapes, rows)
     file = GraphFile(optimized)
-    graph = file.graph
-    plan, resident = plan_of_traces(graph, traces, file.types({}, keeps_declared=True).types)
-    return dump(
-        RunAnalysis(
-            shapes=shapes,
-            memory_plan=plan,
-            memory_bytes_resident=resident,
-            kernels_optimized=traced_kernels(graph, traces, shapes),
-            batching=report,
-            runtime=runtime_key(),
-            integer_limit=limit,
-            seconds={count: traces[count].seconds for count in counts if count in traces},
-        )
+    plan, resident = plan_of_traces(file.graph, traces, file.types({}, keeps_declared=True).types)
+    return RunAnalysis(
+        shapes=shapes,
+        memory_plan=plan,
+        memory_bytes_resident=resident,
+        kernels_optimized=traced_kernels(file.graph, traces, shapes),
+        batching=report,
+        runtime=runtime_key(),
+        integer_limit=limit,
+        seconds={count: trace.seconds for count, trace in traces.items()},
     )
 
 

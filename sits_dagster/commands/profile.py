@@ -24,7 +24,6 @@ from sits_dagster.models.triton import (
     TritonVersion,
     repository_warnings,
 )
-from sits_dagster.resources.gpu_pool import GpuPoolResource
 
 __all__ = ["ProfileRequest", "profile_path"]
 
@@ -84,6 +83,8 @@ def profile_path(request: ProfileRequest, *, say: Callable[[str], None]) -> dict
 def _profile(path: Path, options: ProfileOptions, request: ProfileRequest) -> ModelProfile:
     if not request.is_calibrated:
         return profile_model(path, options)
+    from sits_dagster.resources.gpu_pool import GpuPoolResource
+
     device = GpuPoolResource().devices()[0]
     return calibrate_model(path, device, options)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from sits_dagster.errors import InvariantError
@@ -59,7 +58,7 @@ class GraphAnalysis:
 
 
 def analyse(
-    path: Path,
+    file: GraphFile,
     given: GivenShapes | None = None,
     *,
     shapes: InputShapes | None = None,
@@ -68,16 +67,14 @@ def analyse(
     """Return what the file tells; of images without a size, the first common size that works is assumed.
 
     Args:
-        path: The `.onnx` file.
+        file: The model.
         given: Input shapes that the user knows.
         shapes: Or all of them, as an earlier analysis had them.
         trace: Tells the types of a batch of so many rows by running the model, where no library can.
 
     Raises:
-        ModelError: The file is broken.
         ConfigError: A given shape contradicts the file.
     """
-    file = GraphFile(path)
     chosen, bound = _bind(file, given, shapes)
     if trace is not None and bound[0].unknown:
         bound = [
@@ -97,6 +94,8 @@ def _bind(
     )
     best: tuple[InputShapes, list[BoundTypes]] | None = None
     for candidate in candidates:
+        if best is not None and candidate.lengths == best[0].lengths:
+            continue  # no image in it
         bound = [file.types(candidate.shapes(rows)) for rows in row_counts(candidate)]
         if best is None or len(bound[0].unknown) < len(best[1][0].unknown):
             best = candidate, bound
@@ -139,7 +138,9 @@ def analyse_graph(file: GraphFile, shapes: InputShapes, bound: Sequence[BoundTyp
         memory_plan=plan,
         unknown=len(bound[0].unknown),
         memory_source="unknown" if not plan.events and file.graph.nodes else "graph",
-        growth=tuple(_growth(file, shapes)) if len(file.graph.nodes) <= NODES_FOR_GROWTH_MAX else (),
+        growth=tuple(_growth(file, shapes, costs, plan))
+        if len(file.graph.nodes) <= NODES_FOR_GROWTH_MAX
+        else (),
         uncosted=costs[0].uncosted,
         dynamic_quantisation=_dynamic_quantisation(file.graph),
         warnings=tuple(_warnings(file.graph, shapes, bound[0], costs[0])),
@@ -224,26 +225,31 @@ def _tensor(name: str, kind: TensorType, axis: int | None) -> TensorProfile:
     return TensorProfile(name=name, dtype=kind.dtype, shape=kind.shape, batch_axis=axis)
 
 
-def _growth(file: GraphFile, shapes: InputShapes) -> Iterator[AxisGrowth]:
+def _growth(
+    file: GraphFile, shapes: InputShapes, costs: Sequence[GraphCost], plan: MemoryPlan
+) -> Iterator[AxisGrowth]:
+    """Yield how a row grows with each free axis, from its cost at once, twice and four times the length."""
     rows = row_counts(shapes)
     for axis in shapes.free:
         lengths = tuple(shapes.length(axis) * factor for factor in GROWTH_FACTORS)
-        memory: list[float] = []
-        flops: list[float] = []
-        for length in lengths:
+        found = [_row_costs(costs, plan, rows)]
+        for length in lengths[1:]:
             stretched = shapes.stretched(axis, length)
             bound = [file.types(stretched.shapes(count)) for count in rows]
-            costs = [graph_costs(file.graph, types.types) for types in bound]
-            peak = _plan(file.graph, bound, rows).peak()
-            work = _line(rows, (costs[0].flops, costs[-1].flops))
-            memory.append(peak.b or peak.a)
-            flops.append(work.b or work.a)
+            grown = [graph_costs(file.graph, types.types) for types in bound]
+            found.append(_row_costs(grown, _plan(file.graph, bound, rows), rows))
         yield AxisGrowth(
             axis=axis,
             length=lengths[0],
-            memory_bytes=_through(lengths, memory),
-            flops=_through(lengths, flops),
+            memory_bytes=_through(lengths, [memory for memory, _ in found]),
+            flops=_through(lengths, [flops for _, flops in found]),
         )
+
+
+def _row_costs(costs: Sequence[GraphCost], plan: MemoryPlan, rows: Sequence[int]) -> tuple[float, float]:
+    """Return the bytes and operations of a row; of a fixed batch, those of the batch."""
+    peak, work = plan.peak(), _line(rows, (costs[0].flops, costs[-1].flops))
+    return peak.b or peak.a, work.b or work.a
 
 
 def _through(at: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:

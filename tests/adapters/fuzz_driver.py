@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sits_dagster.adapters.profiling import analyse_model, run_model
+from sits_dagster.adapters.profiling import analyse_model, try_model
 from sits_dagster.errors import InvariantError, SitsError
 from tests.models.fuzz import mutate
 
@@ -58,7 +58,7 @@ def _answer(kind: str, model: Path) -> Any:
         return json.dumps(analyse_model(request), allow_nan=False)
     target = model.parent / "optimized" / "model.onnx"
     target.parent.mkdir()
-    return json.dumps(run_model({**request, "optimized": str(target)}), allow_nan=False)
+    return json.dumps(try_model({**request, "optimized": str(target)}), allow_nan=False)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def _cases(models: Sequence[Path], reads: int, runs: int) -> list[Case]:
     cases: list[Case] = []
     for number in range(reads + runs):
         path = chance.choice(large) if large and chance.random() < LARGE_SHARE else small[number % len(small)]
-        cases.append(("read" if number < reads else "run", str(path), number))
+        cases.append(("read" if number < reads else "try", str(path), number))
     chance.shuffle(cases)
     return cases
 
@@ -236,7 +236,9 @@ def test_what_ends_a_child_is_seen(ending: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys.modules[__name__], "CASE_SECONDS_MAX", 2.0)
     (tmp_path / "fine.onnx").write_bytes(b"no model")
     bad = tmp_path / "bad.onnx"
-    end: Callable[[], None] = (lambda: bad.mkdir()) if ending == "crash" else (lambda: __import__("os").mkfifo(bad))
+    end: Callable[[], None] = (
+        (lambda: bad.mkdir()) if ending == "crash" else (lambda: __import__("os").mkfifo(bad))
+    )
     end()
     fine = str(tmp_path / "fine.onnx")
     cases: list[Case] = [("read", fine, 1), ("read", str(bad), 1), ("read", fine, 2)]

@@ -415,3 +415,144 @@ def _interrupted(model: str) -> list[str]:
 def test_a_model_that_never_returns_can_be_interrupted(child: Child, tmp_path: Path) -> None:
     """An endless loop in a graph is ended from another thread, and is not begun again."""
     assert child(_interrupted, _endless(tmp_path / "endless.onnx")) == ["ModelError", "ModelError"]
+
+
+def _recurrent(folder: Path, rows: int | str = "n") -> str:
+    """Save a model with a state [2, n, 4] beside its input [n, 4]; all outputs have rows along axis 1."""
+    nodes = [
+        ("Add", ["state", "x"], ["next"], {}),
+        ("Unsqueeze", ["x", "axes"], ["line"], {}),
+        ("Concat", ["next", "line"], ["y"], {"axis": 0}),
+    ]
+    return _save(
+        folder / "r.onnx",
+        nodes,
+        {"x": ("FLOAT", [rows, 4]), "state": ("FLOAT", [2, rows, 4])},
+        {"y": ("FLOAT", [3, rows, 4]), "next": ("FLOAT", [2, rows, 4])},
+        {"axes": np.array([0])},
+    )
+
+
+def _recurrent_arrays(rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return inputs, rows first, and the output `next`, rows first."""
+    rng = np.random.default_rng(2)
+    x, state = rng.normal(size=(rows, 4)).astype("f4"), rng.normal(size=(rows, 2, 4)).astype("f4")
+    return {"x": x, "state": state}, state + x[:, None]
+
+
+def _placed(model: str, inputs: dict[str, np.ndarray], axes: dict[str, int | None]) -> tuple[Any, Any]:
+    engine = OnnxEngine(model, _device())
+    engine.place_rows(axes)
+    before = {name: array.copy() for name, array in inputs.items()}
+    outputs = engine.predict(inputs)
+    assert all(np.array_equal(inputs[name], array) for name, array in before.items()), (
+        "inputs are not changed"
+    )
+    return engine.signature, outputs
+
+
+@pytest.mark.parametrize("axis", ["n", "?", None], ids=["one name", "question mark", "no name"])
+def test_rows_of_an_input_may_lie_along_another_axis(child: Child, tmp_path: Path, axis: Any) -> None:
+    """A state [2, n, 4] takes arrays [n, 2, 4], and says so; outputs are rows first once they are placed."""
+    model = _recurrent(tmp_path, axis)
+    inputs, after = _recurrent_arrays(5)
+    signature, outputs = child(_placed, model, inputs, {"y": 1, "next": 1})
+    assert {s.name: s.shape for s in signature.inputs} == {"x": (None, 4), "state": (None, 2, 4)}
+    assert {s.name: s.shape for s in signature.outputs} == {"y": (None, 3, 4), "next": (None, 2, 4)}
+    assert signature.batch_rows_fixed is None
+    assert np.array_equal(outputs["next"], after)
+    assert np.array_equal(outputs["y"], np.concatenate([after, inputs["x"][:, None]], axis=1))
+
+
+def test_an_output_is_the_models_own_until_its_rows_are_placed(child: Child, tmp_path: Path) -> None:
+    """Without a word outputs come as they are; `None` makes the whole output one row."""
+    model = _recurrent(tmp_path)
+    inputs, after = _recurrent_arrays(3)
+    signature, outputs = child(_placed, model, inputs, {"y": None})
+    assert {s.name: s.shape for s in signature.outputs} == {"y": (1, 3, None, 4), "next": (2, None, 4)}
+    assert np.array_equal(outputs["next"], np.moveaxis(after, 0, 1))
+    assert outputs["y"].shape == (1, 3, 3, 4)
+
+
+def _placed_again(model: str, inputs: dict[str, np.ndarray]) -> tuple[bool, bool]:
+    engine = OnnxEngine(model, _device())
+    signature, outputs = engine.signature, engine.predict(inputs)
+    engine.place_rows({"y": 1, "next": None})
+    engine.place_rows({})
+    again = engine.predict(inputs)
+    return engine.signature == signature, all(np.array_equal(outputs[n], again[n]) for n in outputs)
+
+
+def test_rows_can_be_placed_anew(child: Child, tmp_path: Path) -> None:
+    """The last word holds: an engine serves partition after partition."""
+    assert child(_placed_again, _recurrent(tmp_path), _recurrent_arrays(3)[0]) == (True, True)
+
+
+def test_texts_may_lie_along_another_axis(child: Child, tmp_path: Path) -> None:
+    """Moving an axis works for strings as for numbers."""
+    model = _save(
+        tmp_path / "m.onnx",
+        [("Identity", ["t"], ["y"], {}), ("Add", ["x", "x"], ["z"], {})],
+        {"x": ("FLOAT", ["n"]), "t": ("STRING", [2, "n"])},
+        {"y": ("STRING", [2, "n"]), "z": ("FLOAT", ["n"])},
+    )
+    texts = np.array([["a", "b"], ["c", "d"], ["e", "日本"]], object)
+    _, outputs = child(_placed, model, {"x": np.ones(3, "f4"), "t": texts}, {"y": 1})
+    assert outputs["y"].tolist() == texts.tolist()
+
+
+def test_a_batch_fixed_in_every_input_stays_along_the_first_axis(child: Child, tmp_path: Path) -> None:
+    """Nothing tells where the rows of fixed shapes lie: they are taken to come first, as ever."""
+    model = _save(
+        tmp_path / "m.onnx",
+        [("Add", ["x", "h"], ["y"], {})],
+        {"x": ("FLOAT", [4, 2]), "h": ("FLOAT", [4, 2])},
+        {"y": ("FLOAT", [4, 2])},
+    )
+    signature = child(_signature, model)
+    assert [s.shape for s in signature.inputs] == [(4, 2), (4, 2)]
+    assert signature.batch_rows_fixed == 4
+    x = np.arange(6, dtype="f4").reshape(3, 2)
+    assert child(_predict, model, {"x": x, "h": x})["y"].tolist() == (2 * x).tolist()
+
+
+def _both_ways(model: str, optimized: str, inputs: dict[str, np.ndarray]) -> tuple[Any, Any, bool]:
+    engines = [OnnxEngine(model, _device(), optimized=path) for path in (None, Path(optimized))]
+    first, second = (engine.predict(inputs) for engine in engines)
+    loaded = engines[1]._session.get_session_options().graph_optimization_level.name == "ORT_DISABLE_ALL"
+    assert engines[0].signature == engines[1].signature
+    return first, second, loaded
+
+
+def _optimize(model: str, target: str) -> None:
+    from sits_dagster.adapters.onnx_trace import optimize
+
+    optimize(Path(model), Path(target))
+
+
+def test_an_optimised_graph_gives_the_same(child: Child, tmp_path: Path) -> None:
+    """What a profile left is loaded as it is, and gives the model's own results, bit by bit."""
+    model, target = _convolution(tmp_path), str(tmp_path / "o.onnx")
+    child(_optimize, model, target)
+    x = np.random.default_rng(4).normal(size=(6, 4, 20)).astype("f4")
+    first, second, is_loaded = child(_both_ways, model, target, {"x": x})
+    assert is_loaded
+    assert np.array_equal(first["y"], second["y"])
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "noise", "folder"])
+def test_a_damaged_optimised_graph_is_passed_over(child: Child, tmp_path: Path, damage: str) -> None:
+    """A cache that is broken costs time, nothing else: the model itself is loaded."""
+    model, target = _convolution(tmp_path), tmp_path / "o.onnx"
+    child(_optimize, model, str(target))
+    whole = target.read_bytes()
+    target.unlink()
+    if damage == "folder":
+        target.mkdir()
+    elif damage != "missing":
+        content = {"empty": b"", "cut": whole[: len(whole) // 2], "noise": b"\x08\x07" * 200}
+        target.write_bytes(content[damage])
+    x = np.ones((2, 4, 9), "f4")
+    first, second, is_loaded = child(_both_ways, model, str(target), {"x": x})
+    assert not is_loaded
+    assert np.array_equal(first["y"], second["y"])

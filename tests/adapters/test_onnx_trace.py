@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sits_dagster.adapters.onnx_trace import TracedSession, optimize, runtime_key
-from sits_dagster.adapters.profiling import run_model
+from sits_dagster.adapters.profiling import try_model
 from sits_dagster.errors import ModelError
 from sits_dagster.models.arena import ArenaPolicy
 from sits_dagster.models.batching import Batching
@@ -240,7 +240,7 @@ class _Tried:
 
 def _try(folder: Path, proto: onnx.ModelProto, **request: Any) -> _Tried:
     path, optimized = _save(folder, proto), folder / "optimized.onnx"
-    run = load(RunAnalysis, run_model({"path": str(path), "optimized": str(optimized), **request}))
+    run = load(RunAnalysis, try_model({"path": str(path), "optimized": str(optimized), **request})["run"])
     return _Tried(run, optimized, dict(GraphFile(path).graph.inputs))
 
 

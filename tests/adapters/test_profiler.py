@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.models.onnx_files import FLOAT, constant, external, model, node, relu
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 # No process starts in this time: with it, a profile can only come from the cache.
-NO_TIME = ProfileOptions(reading_seconds_max=1e-3, running_seconds_max=1e-3)
+NO_TIME = ProfileOptions(reading_seconds_max=0.001, running_seconds_max=0.001)
 PROFILED = """
 import sys
 from sits_dagster.adapters.profiler import profile_model
@@ -144,7 +145,7 @@ def test_the_second_time_no_process_is_started(tmp_path: Path) -> None:
     renamed = path.rename(tmp_path / "other.onnx")
     assert profile_model(renamed, NO_TIME).name == "other"
     with pytest.raises(ModelError, match="did not finish"):
-        profile_model(renamed, ProfileOptions(is_cached=False, reading_seconds_max=1e-3))
+        profile_model(renamed, replace(NO_TIME, is_cached=False))
 
 
 def test_other_bytes_are_another_model(tmp_path: Path) -> None:

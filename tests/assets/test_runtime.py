@@ -51,6 +51,7 @@ def test_metadata_of_a_materialisation(workspace: Workspace, fan_out: bool) -> N
         "sits/rows_recomputed": 0,
         "sits/resumed_from_row": "0",
         "sits/batches": 3,
+        "sits/batching": "invariant",
         "sits/segments": 1,
         "sits/padding_share": 0.0,
         "sits/out_of_memory": 0,

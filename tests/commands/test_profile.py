@@ -30,6 +30,7 @@ KEYS = {
     "bytes_moved",
     "bytes_moved_batch",
     "bytes_per_row",
+    "calibration",
     "device",
     "device_is_reference",
     "device_source",
@@ -540,3 +541,15 @@ def test_the_demos_model(tmp_path: Path, profile: Profile) -> None:
     assert 1e9 < report["flops_per_row"] < 2e9
     assert report["batching"] == "invariant"
     assert 200 < report["batch_rows_max"] < 2000
+
+
+def test_calibrate_measures_on_this_machine(tmp_path: Path, profile: Profile, sits: Sits) -> None:
+    """What a few batches took is beside what was computed, and is kept for the next time."""
+    path = _mlp(tmp_path / "mlp.onnx")
+    found = profile(path, "--calibrate")["calibration"]
+    assert set(found["memory_held_bytes"]) == {"8", "16"}
+    assert found["memory_correction_bytes"] == {"a": 0, "b": 0}, "the replay is exact here"
+    assert 0 < found["seconds"]["1"] <= found["seconds"]["64"]
+    assert found["batch_rows_flat"] >= 1
+    assert profile(path, "--calibrate")["calibration"] == found
+    assert "rows hold" in sits(path, "--calibrate")[1]

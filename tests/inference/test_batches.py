@@ -252,3 +252,53 @@ def test_padding_that_does_not_fit_the_model_is_refused(padding: Sequence[Paddin
     """A typing error in the padding ends the run before it starts."""
     with pytest.raises(ConfigError, match=message):
         _packer(_signature(None, None), padding=padding)
+
+
+IDS = TensorSpec(name="input_ids", dtype="int64", shape=(None, None))
+EDGES = Padding(input="input_ids", edges=(4, 8))
+
+
+def _masked(mask: str = "attention_mask", length: int | None = None) -> ModelSignature:
+    return ModelSignature(
+        inputs=(IDS, TensorSpec(name=mask, dtype="int64", shape=(None, length))), outputs=()
+    )
+
+
+def test_padding_without_its_mask_is_refused() -> None:
+    """Words that are padded beside a mask that is not would count as words; the message says what to add."""
+    with pytest.raises(ConfigError, match=r"'attention_mask' is not padded.*Padding\(input='attention_mask'"):
+        _packer(_masked(), padding=[EDGES])
+
+
+def test_a_mask_that_is_padded_with_data_is_refused() -> None:
+    """A mask of 1 says that padding is data."""
+    mask = Padding(input="attention_mask", edges=(4, 8), value=1)
+    with pytest.raises(ConfigError, match=r"'attention_mask' is padded with 1,.*value=0"):
+        _packer(_masked(), padding=[EDGES, mask])
+
+
+@pytest.mark.parametrize(
+    ("signature", "padding"),
+    [
+        (_masked(), []),
+        (_masked(), [EDGES, Padding(input="attention_mask", edges=(4, 8))]),
+        (_masked(length=8), [EDGES]),
+        (_masked("key_padding_mask"), [EDGES, Padding(input="key_padding_mask", edges=(4, 8), value=1)]),
+    ],
+    ids=["no padding", "padded with 0", "of fixed length", "1 is padding by name"],
+)
+def test_a_mask_that_covers_the_padding_is_fine(signature: ModelSignature, padding: list[Padding]) -> None:
+    """Nothing is refused where the model is told what is padding, or where there is none."""
+    packer = _packer(signature, padding=padding)
+    rows = [np.ones(length, np.int64) for length in (2, 3)]
+    mask = [np.ones(signature.inputs[1].shape[1] or len(row), np.int64) for row in rows]
+    batches = _pack(packer, [_chunk({"input_ids": rows, signature.inputs[1].name: mask})])
+    assert sum(len(batch.rows) for batch in batches) == 2
+
+
+def test_a_padded_mask_is_zero_behind_the_row() -> None:
+    """Each row's mask is 1 for its own cells and 0 for the padding."""
+    packer = _packer(_masked(), padding=[EDGES, Padding(input="attention_mask", edges=(4, 8))])
+    rows = [np.ones(length, np.int64) for length in (2, 3)]
+    [batch] = _pack(packer, [_chunk({"input_ids": rows, "attention_mask": rows})])
+    assert batch.arrays["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]

@@ -98,7 +98,7 @@ def test_the_least_and_the_largest_rows_are_tried() -> None:
     """What scales over the batch shows most in rows of unlike size."""
     engine = _engine(lambda x: x)
     _probe([[3.0], [1.0], [2.0], [7.0], [2.5]], engine)
-    assert engine.rows_of("x")[:3] == [1.0, 2.5, 7.0]
+    assert [batch["x"].tolist() for batch in engine.batches[:3]] == [[[1.0]], [[2.5]], [[7.0]]]
 
 
 @pytest.mark.parametrize("rows", [[[2.0, 3.0]], [[2.0, 3.0]] * 5], ids=["one row", "copies"])
@@ -268,7 +268,10 @@ def test_texts_are_told_apart() -> None:
     """Rows of text have no size; unlike ones are found all the same."""
     text = TensorSpec(name="x", dtype="string", shape=(None,))
     engine = FakeEngine(ModelSignature(inputs=(text,), outputs=(text,)), lambda inputs: {"y": inputs["x"]})
-    encode = lambda batch: {"x": np.array([f"row {i // 3}" for i in batch.column("id").to_pylist()], object)}  # noqa: E731
+
+    def encode(batch: pa.RecordBatch) -> Mapping[str, Any]:
+        return {"x": np.array([f"row {row // 3}" for row in batch.column("id").to_pylist()], object)}
+
     assert _probe(_rows(7), engine, encode=encode).verdict is Batching.INVARIANT
     assert len({*engine.batches[0]["x"], *engine.batches[1]["x"], *engine.batches[2]["x"]}) == 3
 
@@ -332,5 +335,4 @@ def test_memory_error_of_a_single_row_is_passed_over() -> None:
             raise DeviceOutOfMemoryError(message, batch_rows=len(x))
         return x
 
-    # A failure of a row alone, not of a batch.
     assert _probe(_rows(9), _engine(function)).verdict is Batching.INVARIANT

@@ -31,3 +31,10 @@ def test_an_early_batch_that_fails_late_does_not_raise_the_ceiling() -> None:
             BatchMeasurement(bucket=((3,),), rows=rows, seconds=0.1, memory=MEMORY, out_of_memory=True)
         )
     assert sizer.rows(((3,),)) == 8
+
+
+def test_steps_that_found_the_same_say_it_once() -> None:
+    """The verdicts of several steps are put together; steps that computed nothing have none."""
+    parts = [Progress(batching=found) for found in ("invariant", "", "invariant", "unprobed")]
+    assert Progress.total(parts).batching == "invariant, unprobed"
+    assert Progress.total(parts[1:2]).batching == ""

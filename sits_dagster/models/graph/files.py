@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["external_data_files", "input_names", "load_proto", "make_traceable"]
+__all__ = ["external_data_files", "input_names", "load_proto", "make_traceable", "referred_files"]
 
 
 def external_data_files(model: Path) -> tuple[Path, ...]:
@@ -23,7 +23,15 @@ def external_data_files(model: Path) -> tuple[Path, ...]:
         ModelError: The file is not an ONNX model, or refers to a file that is missing or outside of
             the model's folder.
     """
-    proto = load_proto(model)
+    return referred_files(load_proto(model), model)
+
+
+def referred_files(proto: ModelProto, model: Path) -> tuple[Path, ...]:
+    """Return the files that hold the external tensors of a message, sorted by name.
+
+    Raises:
+        ModelError: One of them is missing or outside of the model's folder.
+    """
     names: set[str] = set()
     for tensor in _all_tensors(proto):
         if tensor.external_data or tensor.data_location == tensor.EXTERNAL:

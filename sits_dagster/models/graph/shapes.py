@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sits_dagster.errors import ModelError
 from sits_dagster.models.graph.checks import check_count, check_lengths, check_names, check_texts
-from sits_dagster.models.graph.files import external_data_files, load_proto
+from sits_dagster.models.graph.files import load_proto, referred_files
 from sits_dagster.models.graph.reading import constant_types, graph_of, tensor_type, value_type
 from sits_dagster.models.graph.structure import Graph, Node, TensorType
 from sits_dagster.models.words import one_line
@@ -52,8 +52,8 @@ class GraphFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        external_data_files(path)
         proto = load_proto(path)
+        referred_files(proto, path)
         check_count(proto, path)
         if proto.functions:
             proto = _inlined(proto, path)

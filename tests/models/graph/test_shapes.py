@@ -26,10 +26,11 @@ READING_SECONDS_MAX = 2.0
 CHILD = r"""
 import re, sys, time
 from pathlib import Path
-from sits_dagster.models import analysis, graph
+from sits_dagster.models import analysis
+from sits_dagster.models.graph import shapes
 import onnx.shape_inference
 begun = time.process_time()
-found = analysis.analyse(Path(sys.argv[1]))
+found = analysis.analyse(shapes.GraphFile(Path(sys.argv[1])))
 seconds = time.process_time() - begun
 # Not ru_maxrss: that starts with what the parent held.
 peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -228,7 +229,7 @@ def test_the_analysis_counts_weights_once(tmp_path: Path) -> None:
             constant("unused", np.ones(99)),
         ],
     )
-    found = analyse(_save(tmp_path, proto))
+    found = analyse(GraphFile(_save(tmp_path, proto)))
     assert found.parameters == 64 + 8
     assert found.parameter_bytes == 4 * (64 + 8)
     assert found.parameter_bytes_by_type == {"float32": 4 * 72}
@@ -243,7 +244,7 @@ def test_the_analysis_grows_with_free_axes(tmp_path: Path) -> None:
         [value("x", FLOAT, ["N", "S", 16])],
         [value("y", FLOAT, ["N", "S", "S"])],
     )
-    (growth,) = analyse(_save(tmp_path, proto)).growth
+    (growth,) = analyse(GraphFile(_save(tmp_path, proto))).growth
     assert (growth.axis, growth.length) == ("S", 128)
     for length in (128, 200, 1000):
         flops = sum(c * length**power for power, c in enumerate(growth.flops))
@@ -261,13 +262,15 @@ def test_the_analysis_takes_the_image_size_that_works(tmp_path: Path) -> None:
         [value("y", FLOAT, ["N", 4])],
         [constant("w", np.zeros((3 * 48 * 320, 4)))],
     )
-    assert analyse(_save(tmp_path, proto)).shapes.lengths == {"x": (1, 3, 48, 320)}
+    assert analyse(GraphFile(_save(tmp_path, proto))).shapes.lengths == {"x": (1, 3, 48, 320)}
 
 
 def test_the_analysis_warns_of_what_it_assumed(tmp_path: Path) -> None:
     """Fixed batches, rows along another axis, free axes."""
-    fixed = analyse(_save(tmp_path, model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [4, "S"])])))
+    fixed = analyse(
+        GraphFile(_save(tmp_path, model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [4, "S"])])))
+    )
     assert any("batches of 4 rows only" in words for words in fixed.warnings)
     assert any("axis 'S' is free: 128 is assumed" in words for words in fixed.warnings)
-    moved = analyse(_save(tmp_path, relu()), {"x": ("N", 8)})
+    moved = analyse(GraphFile(_save(tmp_path, relu())), {"x": ("N", 8)})
     assert moved.warnings == ()
