@@ -125,7 +125,7 @@ def model_metadata(
         share = io_bound_ratio(
             profile.kernels,  # the file's: the optimised ones are a CPU's
             rows,
-            flops_per_second=_flops_per_second(profile, card),
+            flops_per_second=card.flops_per_second[profile.arithmetic_dtype(card.flops_per_second)],
             bandwidth_bytes_per_second=card.bandwidth_bytes_per_second,
         )
         found["sits/io_bound_ratio"] = dg.MetadataValue.float(round(share, 4))
@@ -192,13 +192,6 @@ def _reference_rows(profile: ModelProfile) -> int:
     if profile.batch_rows_fixed is not None:
         return profile.batch_rows_fixed
     return 1 if profile.batching.verdict is Batching.NOT_BATCHABLE else REFERENCE_ROWS
-
-
-def _flops_per_second(profile: ModelProfile, card: DeviceModel) -> float:
-    """Return the card's rate for the type of most weights, else its plain or its highest one."""
-    sizes, rates = profile.parameter_bytes_by_type, card.flops_per_second
-    dtype = max(sizes, key=sizes.__getitem__) if sizes else "float32"
-    return rates.get(dtype.replace("uint8", "int8")) or rates.get("float32") or max(rates.values())
 
 
 def _schema(tensors: Sequence[TensorProfile]) -> dg.TableSchema:

@@ -28,8 +28,6 @@ DIGITS = 6
 UNKNOWN = "unknown"
 UNCOSTED_SHARE_MAX = 0.05  # of the calls: with more of unknown shape a plan of buffers says nothing
 CPU_ONLY = ".nchwc."
-# A card's rate for a type of number counts where more than half of the weights are of it.
-RATES = (("float16", ("float16",)), ("bfloat16", ("bfloat16",)), ("int8", ("int8", "uint8")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ def model_report(
     costs = _Costs(
         kernels=_launched(kernels or profile.kernels),
         device=machine.device,
-        dtype=_rate_dtype(profile, machine.device),
+        dtype=profile.arithmetic_dtype(machine.device.flops_per_second),
     )
     flops = sum((kernel.flops for kernel in costs.kernels), NOTHING)
     moved = sum((kernel.bytes_moved for kernel in costs.kernels), NOTHING)
@@ -239,15 +237,6 @@ def _rows(profile: ModelProfile, rows_limit: int | None) -> tuple[int, ...]:
     if profile.batching.verdict is Batching.NOT_BATCHABLE:
         return (1,)
     return tuple(rows for rows in BATCH_ROWS if rows_limit is None or rows <= rows_limit)
-
-
-def _rate_dtype(profile: ModelProfile, device: DeviceModel) -> str:
-    by_type = profile.parameter_bytes_by_type
-    for dtype, names in RATES:
-        share = sum(by_type.get(name, 0) for name in names)
-        if 2 * share > profile.parameter_bytes and dtype in device.flops_per_second:
-            return dtype
-    return "float32"
 
 
 def _per_row(quantity: Linear, fixed: int | None) -> float:

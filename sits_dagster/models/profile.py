@@ -22,6 +22,7 @@ __all__ = ["SCHEMA", "AxisGrowth", "Calibration", "ModelProfile", "RuntimeKey", 
 SCHEMA = 1
 WATERMARK = 0.85
 BATCH_ROWS_MAX = 1 << 16
+NARROW_TYPES = (("float16", ("float16",)), ("bfloat16", ("bfloat16",)), ("int8", ("int8", "uint8")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,18 @@ class ModelProfile:
     def bytes_per_row(self) -> float:
         """Bytes that one more row moves; of a fixed batch, those of the batch ÷ its rows."""
         return self._per_row(self.bytes_moved)
+
+    def arithmetic_dtype(self, rates: Mapping[str, float]) -> str:
+        """Return the type of number whose rate counts: that of most weights where the card has one for it.
+
+        Args:
+            rates: A card's operations a second by type; `"float32"` among them.
+        """
+        for dtype, names in NARROW_TYPES:
+            share = sum(self.parameter_bytes_by_type.get(name, 0) for name in names)
+            if 2 * share > self.parameter_bytes and dtype in rates:
+                return dtype
+        return "float32"
 
     def held(self, rows: int, policy: ArenaPolicy | None = None) -> int | None:
         """Return what a fresh arena holds after a batch, without weights; `None` if it does not fit.

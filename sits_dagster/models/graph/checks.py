@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -19,6 +20,8 @@ __all__ = ["check_count", "check_lengths", "check_names", "check_texts"]
 
 NODES_MAX = 500_000  # ten times the largest models, and what is told of them still fits into a result
 LENGTH_MAX = 1 << 40  # a longer declared axis is a mistake or an attack
+
+EQUATION = re.compile(r"[A-Za-z,.> -]*")  # of Einsum
 
 FunctionKey: TypeAlias = tuple[str, str, str]
 
@@ -140,13 +143,13 @@ def _check_shape(what: str, lengths: tuple[int, ...], path: Path) -> None:
 
 
 def check_names(graph: Graph, path: Path) -> None:
-    """Refuse graphs whose tensors come from nowhere or from two nodes, and axes that no tensor has.
+    """Refuse graphs whose tensors come from nowhere or from two nodes, and impossible attributes.
 
     Raises:
-        ModelError: A node reads, or the graph gives, what nobody makes; or two nodes make the same; or a node
-            names an impossible axis.
+        ModelError: A node reads, or the graph gives, what nobody makes; or two nodes make the same; or an axis
+            or equation is none.
     """
-    _check_axes(graph, path)
+    _check_attributes(graph, path)
     made = Counter(name for node in graph.nodes for name in node.outputs if name)
     twice = [name for name, count in made.items() if count > 1]
     if twice:
@@ -160,12 +163,15 @@ def check_names(graph: Graph, path: Path) -> None:
         raise ModelError(msg, hint="export the model again; it lacks nodes, weights or inputs.")
 
 
-def _check_axes(graph: Graph, path: Path) -> None:
+def _check_attributes(graph: Graph, path: Path) -> None:
+    """Refuse what makes onnx 1.23 crash or run for ever while it infers shapes."""
     for node in graph.nodes:
-        # onnx 1.23 crashes where such an axis leaves an int.
-        if not node.domain and abs(node.integer("axis", 0)) > RANK_MAX:
-            what = f"{shown(node.operator)} with the axis {node.integer('axis', 0)}"
-            msg = f"Model {str(path)!r} has the operator {what}."
+        if node.domain:
+            continue
+        axis, equation = node.integer("axis", 0), str(node.attributes.get("equation", ""))
+        if abs(axis) > RANK_MAX or not EQUATION.fullmatch(equation):
+            what = f"{shown(node.operator)} with {shown(equation) if equation else f'the axis {axis}'}"
+            msg = f"Model {str(path)!r} has the impossible operator {what}."
             raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
         for body in node.bodies.values():
-            _check_axes(body, path)
+            _check_attributes(body, path)

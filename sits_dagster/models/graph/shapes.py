@@ -188,13 +188,16 @@ def _bind(proto: ModelProto, shapes: Mapping[str, tuple[int, ...]], *, keeps_dec
     return bound
 
 
-def _infer_by_onnx(proto: ModelProto) -> dict[str, TensorType]:
+def _infer_by_onnx(proto: ModelProto, *, propagates: bool = True) -> dict[str, TensorType]:
     import onnx
 
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=propagates)
     except MemoryError:
-        raise
+        # What hostile numbers stand for may be too large, the shapes themselves need little.
+        if not propagates:
+            raise
+        return _infer_by_onnx(proto, propagates=False)
     except Exception:  # noqa: BLE001 - an inference error leaves shapes open, which is reported by name
         return dict(_collect(proto.graph))
     return dict(_collect(inferred.graph))
