@@ -182,7 +182,7 @@ class ModelProfile:
         """
         for dtype, names in NARROW_TYPES:
             share = sum(self.parameter_bytes_by_type.get(name, 0) for name in names)
-            if 2 * share > self.parameter_bytes and dtype in rates:
+            if 2 * share > sum(self.parameter_bytes_by_type.values()) and dtype in rates:
                 return dtype
         return "float32"
 
