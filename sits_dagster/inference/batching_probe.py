@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from time import monotonic
 
 import numpy as np
 
-from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, StallError, TransientError
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, SitsError, StallError, TransientError
 from sits_dagster.inference.batches import Batch, Packer
 from sits_dagster.inference.encode import encode_chunk
 from sits_dagster.inference.engine import Arrays, Engine
 from sits_dagster.inference.pipeline import PartitionWork
 from sits_dagster.inference.policy import PipelinePolicy
-from sits_dagster.inference.sizing import FixedBatchSizer
+from sits_dagster.inference.sizing import Bucket, FixedBatchSizer
 from sits_dagster.inference.workers import WorkerPool
 from sits_dagster.models.batching import PROBE_ROWS, Batching, BatchingReport, probe_batching
 
@@ -37,8 +38,8 @@ def probe_partition(
 ) -> BatchingReport:
     """Return what the first rows of equal shape show; unprobed where no two of them differ.
 
-    The least and the largest of them are taken: what scales over a whole batch shows in these. Where the
-    partition tells nothing about the verdict it may still tell the outputs' axes.
+    The least and the largest of a chunk are taken: what scales over a whole batch shows in these. Where
+    the partition tells nothing about the verdict it may still tell the outputs' axes.
 
     Args:
         work: The partition, with its encode function.
@@ -48,7 +49,8 @@ def probe_partition(
 
     Raises:
         StallError: It took too long.
-        SitsError: The rows or the functions are at fault, as in the run itself.
+        TransientError: The device failed, or a function asks for another try.
+        ConfigError: The padding does not fit the model.
     """
     pool = WorkerPool[BatchingReport]("sits-probe", workers=1)
     until = monotonic() + policy.stall_seconds_max
@@ -72,22 +74,17 @@ def probe_partition(
 
 
 def _probe(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> BatchingReport:
-    batch = _largest_batch(work, engine, policy)
-    if batch is None:
-        return NOTHING
     axes = {spec.name: 0 if spec.is_batched else None for spec in engine.signature.inputs}
-    count = min(PROBE_ROWS, engine.signature.batch_rows_fixed or PROBE_ROWS)
-    distinct = sorted(_distinct(batch), key=lambda row: _magnitude(batch, row))
     report = NOTHING
-    for picked in _picks(distinct, count):
+    for rows in islice(_candidates(work, engine, policy), TRIES_MAX):
         calls = _Calls(engine)
         try:
-            report = probe_batching(calls, [_row(batch, row) for row in picked], axes)
+            report = probe_batching(calls, rows, axes)
         except (DeviceOutOfMemoryError, ModelError) as error:
             # These rows may be at fault, which says nothing of the others.
             report = BatchingReport(evidence=(f"the first rows could not be tried: {error}",))
             continue
-        return _judge(report, calls, picked)
+        return _judge(report, calls, rows)
     return report
 
 
@@ -109,15 +106,15 @@ class _Calls:
         return found
 
 
-def _judge(report: BatchingReport, calls: _Calls, picked: Sequence[int]) -> BatchingReport:
+def _judge(report: BatchingReport, calls: _Calls, rows: Sequence[Arrays]) -> BatchingReport:
     """Return the report as far as it holds, with axes along which one row is one entry, or `None`."""
     if isinstance(calls.failure, TransientError):
         raise calls.failure
-    alone = calls.outputs[: len(picked)]
-    if len(calls.outputs) < 2 * len(picked) - 1:  # a batch failed
+    alone = calls.outputs[: len(rows)]
+    if len(calls.outputs) < 2 * len(rows) - 1:  # a batch failed
         report = replace(report, output_axes={name: _axis_alone(name, alone) for name in alone[0]})
     if calls.failure is not None:
-        evidence = (f"a batch of {len(picked)} rows does not fit into the device's memory",)
+        evidence = (f"a batch of {len(rows)} rows does not fit into the device's memory",)
         return replace(report, verdict=Batching.UNPROBED, evidence=evidence)
     lumps = {
         name: alone[0][name].shape[axis]
@@ -128,7 +125,7 @@ def _judge(report: BatchingReport, calls: _Calls, picked: Sequence[int]) -> Batc
         evidence = tuple(f"output {name!r} has {count} entries for a row" for name, count in lumps.items())
         axes = {**report.output_axes, **dict.fromkeys(lumps)}
         return replace(report, verdict=Batching.NOT_BATCHABLE, evidence=evidence, output_axes=axes)
-    if report.verdict is Batching.INVARIANT and len(set(picked)) == 1:
+    if report.verdict is Batching.INVARIANT and all(row is rows[0] for row in rows):
         return replace(report, verdict=Batching.UNPROBED, evidence=NOTHING.evidence)
     return report
 
@@ -138,44 +135,57 @@ def _axis_alone(name: str, alone: Sequence[Arrays]) -> int | None:
     return 0 if all(outputs[name].ndim and len(outputs[name]) == 1 for outputs in alone) else None
 
 
-def _picks(rows: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-    """Yield so many of the rows, the first and the last among them, then others; few rows are repeated."""
-    left = list(rows)
-    for _ in range(TRIES_MAX):
-        if not left:
-            return
-        picked = [left[round(index * (len(left) - 1) / (count - 1))] for index in range(count)]
-        yield picked
-        left = [row for row in left if row not in picked]
+def _candidates(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Iterator[Sequence[Arrays]]:
+    """Yield unlike rows of one padded shape, reading on only if asked to; at the end too few, repeated."""
+    count = min(PROBE_ROWS, engine.signature.batch_rows_fixed or PROBE_ROWS)
+    found: dict[Bucket, dict[object, Arrays]] = {}
+    size_bytes = 0
+    for batch in _batches(work, engine, policy):
+        waiting = found.setdefault(batch.bucket, {})
+        for row in _rows(batch):
+            waiting.setdefault(_contents(row), row)
+        if len(waiting) >= count:
+            yield _picked(waiting, count)
+        size_bytes += batch.bytes
+        if size_bytes >= policy.queue_bytes:
+            break
+    for waiting in sorted(found.values(), key=len, reverse=True):
+        while waiting:
+            yield _picked(waiting, count)
 
 
-def _row(batch: Batch, row: int) -> Arrays:
-    return {
-        name: array[row : row + 1] if name in batch.batched else array for name, array in batch.arrays.items()
-    }
+def _picked(waiting: dict[object, Arrays], count: int) -> Sequence[Arrays]:
+    """Take so many rows, the least and the largest among them; few rows are repeated."""
+    keys = sorted(waiting, key=lambda key: _magnitude(waiting[key]))
+    picked = [keys[round(index * (len(keys) - 1) / (count - 1))] for index in range(count)]
+    rows = [waiting[key] for key in picked]
+    for key in set(picked):
+        del waiting[key]
+    return rows
 
 
-def _distinct(batch: Batch) -> Iterable[int]:
-    """Return the rows that are unlike each other: copies would agree in any batch."""
-    found: dict[object, int] = {}
+def _rows(batch: Batch) -> Iterator[Arrays]:
     for row in range(len(batch.rows)):
-        arrays = [batch.arrays[name][row] for name in sorted(batch.batched)]
-        key = tuple(tuple(a.ravel()) if a.dtype == object else a.tobytes() for a in map(np.asarray, arrays))
-        found.setdefault(key, row)
-    return found.values()
+        yield {
+            name: array[row : row + 1] if name in batch.batched else array
+            for name, array in batch.arrays.items()
+        }
 
 
-def _magnitude(batch: Batch, row: int) -> list[float]:
+def _contents(row: Arrays) -> object:
+    """Return a key of what is in a row: copies would agree in any batch."""
+    return tuple(tuple(a.ravel()) if a.dtype == object else a.tobytes() for a in row.values())
+
+
+def _magnitude(row: Arrays) -> list[float]:
     """Return the largest value of a row in each input of numbers."""
     return [
-        float(np.nanmax(np.abs(batch.arrays[name][row]), initial=0.0))
-        for name in sorted(batch.batched)
-        if batch.arrays[name].dtype.kind in "fiu"
+        float(np.nanmax(np.abs(array), initial=0.0)) for array in row.values() if array.dtype.kind in "fiu"
     ]
 
 
-def _largest_batch(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Batch | None:
-    """Return the first rows, as many of one padded shape as there are."""
+def _batches(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Iterator[Batch]:
+    """Yield the first rows chunk by chunk; a lasting error ends them, since the run itself will raise it."""
     packer = Packer(
         signature=engine.signature,
         padding=work.padding,
@@ -183,12 +193,16 @@ def _largest_batch(work: PartitionWork, engine: Engine, policy: PipelinePolicy) 
         window_rows_max=ROWS_READ_MAX,
         window_bytes_max=policy.queue_bytes,
     )
-    found: list[Batch] = []
     rows = min(work.partition.rows, ROWS_READ_MAX)
-    for chunk in work.reader.read(0, rows, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes):
-        encoded = encode_chunk(chunk, work.encode, engine.signature, columns_required=work.columns_required)
-        found += packer.add(encoded)
-        if packer.bytes_waiting + sum(batch.bytes for batch in found) >= policy.queue_bytes:
-            break
-    found += packer.flush()
-    return max(found, key=lambda batch: len(batch.rows), default=None)
+    chunks = work.reader.read(0, rows, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes)
+    try:
+        for chunk in chunks:
+            encoded = encode_chunk(
+                chunk, work.encode, engine.signature, columns_required=work.columns_required
+            )
+            yield from packer.add(encoded)
+            yield from packer.flush()
+    except TransientError:
+        raise
+    except SitsError:
+        return

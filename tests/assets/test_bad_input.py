@@ -256,18 +256,25 @@ def test_inputs_with_batch_axes_of_different_names(workspace: Workspace) -> None
     assert workspace.output() == [{"id": i, "y": 2.0 * i} for i in range(4)]
 
 
-def test_model_that_mixes_rows_is_refused(workspace: Workspace) -> None:
-    """A model that returns another number of rows than it got fails row by row, with a clear error."""
+def test_model_that_drops_rows_is_refused(workspace: Workspace) -> None:
+    """A row for which a model returns another number of rows fails, alone and with a clear error."""
     save_model(
         workspace.model,
-        [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)],
+        [
+            helper.make_node("Greater", ["x", "zero"], ["is_kept"]),
+            helper.make_node("Compress", ["x", "is_kept"], ["y"], axis=0),
+        ],
         {"x": (TensorProto.FLOAT, ["rows"])},
-        {"y": (TensorProto.FLOAT, ["twice"])},
+        {"y": (TensorProto.FLOAT, ["kept"])},
+        {"zero": np.array(0, np.float32)},
     )
-    workspace.write(4)
+    x = np.array([1, 2, 3, 4, 5, 6, -7, 8], np.float32)
+    workspace.write_table({"id": range(8), "x": x})
     outcome = workspace.run(rows_quarantined_max=0)
-    assert "Model output 'y' has 2 rows for a batch of 1" in outcome.error
-    assert _nothing_is_visible(workspace)
+    assert "Model output 'y' has 0 rows for a batch of 1" in outcome.error
+    assert not (workspace.out() / "_SUCCESS").exists()
+    workspace.run(rows_quarantined_max=1)
+    assert [row["id"] for row in workspace.output()] == [0, 1, 2, 3, 4, 5, 7]
 
 
 def test_too_many_failing_rows(workspace: Workspace) -> None:

@@ -97,7 +97,7 @@ def test_copies_among_the_first_rows_do_not_hide_that_rows_mix() -> None:
 def test_the_least_and_the_largest_rows_are_tried() -> None:
     """What scales over the batch shows most in rows of unlike size."""
     engine = _engine(lambda x: x)
-    _probe([[3.0], [1.0], [2.0], [7.0], [2.5]], engine)
+    _probe([[3.0], [1.0], [2.0], [7.0], [2.5], [9.0]], engine, chunk_rows=5)
     assert [batch["x"].tolist() for batch in engine.batches[:3]] == [[[1.0]], [[2.5]], [[7.0]]]
 
 
@@ -134,18 +134,22 @@ def test_an_empty_partition_is_not_tried() -> None:
 
 
 def test_at_most_the_first_rows_are_read() -> None:
-    """A long partition is not read through, and rows that fill the queue's memory are enough."""
+    """The first chunk is enough if it has what is needed; a long partition is not read through."""
     seen: list[int] = []
 
     def encode(batch: pa.RecordBatch) -> Mapping[str, Any]:
         seen.extend(batch.column("id").to_pylist())
-        return {"x": batch.column("x").flatten().to_numpy().reshape(len(batch), 3)}
+        return {"x": [np.array(x, np.float32) for x in batch.column("x").to_pylist()]}
 
-    _probe(_rows(500), _engine(lambda x: x), encode=encode)
-    assert seen == list(range(ROWS_READ_MAX))
-    seen.clear()
-    _probe(_rows(500), _engine(lambda x: x), encode=encode, queue_bytes=100)
-    assert seen == list(range(12)), "of 12 bytes each"
+    def rows_read(rows: list[Any], **policy: Any) -> list[int]:
+        seen.clear()
+        _probe(rows, _engine(lambda x: x), encode=encode, **policy)
+        return list(seen)
+
+    assert rows_read(_rows(500)) == list(range(4))
+    copies = [[1.0] * 3] * 500
+    assert rows_read(copies) == list(range(ROWS_READ_MAX))
+    assert rows_read(copies, queue_bytes=100) == list(range(12)), "rows of 12 bytes"
 
 
 def test_rows_that_cannot_be_encoded_are_passed_over() -> None:
@@ -163,9 +167,23 @@ def test_rows_that_cannot_be_encoded_are_passed_over() -> None:
 
 
 def test_a_fault_of_the_declaration_is_raised() -> None:
-    """An encode function that leaves an input out fails as in the run itself."""
-    with pytest.raises(ConfigError, match="no array for the model input 'x'"):
-        _probe(_rows(3), _engine(lambda x: x), encode=lambda _: {})
+    """Padding that fits no input is the deployment's fault, here as in the run itself."""
+    with pytest.raises(ConfigError, match="Padding names the input 'z'"):
+        _probe(_rows(3), _engine(lambda x: x), padding=(Padding(input="z", multiple=4),))
+
+
+def test_an_encode_function_that_ends_the_run_is_left_to_it() -> None:
+    """Rows before the error are tried, and may be committed; without any nothing is known."""
+
+    def encode(batch: pa.RecordBatch) -> Mapping[str, Any]:
+        if batch.column("id")[0].as_py() >= 4:
+            message = "the licence ended"
+            raise ConfigError(message)
+        return {"x": np.array(batch.column("x").to_pylist(), np.float32)}
+
+    copies = [[1.0]] * 3
+    assert _probe([*copies, [2.0], [3.0]], _engine(lambda x: x), encode=encode).verdict is Batching.INVARIANT
+    assert _probe(_rows(3), _engine(lambda x: x), encode=lambda _: {}).verdict is Batching.UNPROBED
 
 
 def _refuses(value: float) -> Callable[[Any], Any]:
@@ -216,6 +234,17 @@ def test_a_passing_fault_is_raised(call: int) -> None:
     fault = TransientError("the card fell off the bus", retry_after_seconds=1.0)
     with pytest.raises(TransientError, match="fell off"):
         _probe(_rows(4), _engine(lambda x: x, errors={call: fault}))
+
+
+def test_a_passing_fault_of_a_function_is_raised() -> None:
+    """A function that asks for another try gets it before anything is computed."""
+
+    def encode(_: pa.RecordBatch) -> Mapping[str, Any]:
+        message = "the database is away"
+        raise TransientError(message, retry_after_seconds=1.0)
+
+    with pytest.raises(TransientError, match="is away"):
+        _probe(_rows(4), _engine(lambda x: x), encode=encode)
 
 
 def test_rows_that_lie_along_another_axis_are_found() -> None:
