@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,6 +115,7 @@ class OnnxEngine:
         self._session: Any = self._open(threads)
         self._input_axes = self._read_input_axes()
         self._output_axes: Mapping[str, int | None] = {}
+        self._outputs_shared: frozenset[str] = frozenset()
         self.signature = self._read_signature()
         self._should_shrink = False
         self._is_interrupted = False
@@ -148,12 +149,24 @@ class OnnxEngine:
             self._running = None
         self._should_shrink = False
         found = zip(self._names, map(_as_array, outputs, self._names), strict=True)
-        led = {name: _rows_first(array, self._output_axes.get(name, 0)) for name, array in found}
+        led = {name: self._rows_first(name, array, fixed or rows) for name, array in found}
         return {name: array[:rows] if fixed and array.ndim else array for name, array in led.items()}
 
-    def place_rows(self, output_axes: Mapping[str, int | None]) -> None:
-        """Take the rows of each output from this axis from now on; `None` makes the whole output one row."""
+    def _rows_first(self, name: str, array: Array, rows: int) -> Array:
+        if name in self._outputs_shared:
+            return np.broadcast_to(array, (rows, *array.shape))
+        axis = self._output_axes.get(name, 0)
+        return array[np.newaxis] if axis is None else np.moveaxis(array, axis, 0) if axis else array
+
+    def place_rows(self, output_axes: Mapping[str, int | None], *, shared: Collection[str] = ()) -> None:
+        """Take the rows of each output from its axis from now on; those not named have them along axis 0.
+
+        Args:
+            output_axes: The axis by output; `None` makes the whole output one row.
+            shared: Outputs that are the same for all rows: each row gets them whole.
+        """
         self._output_axes = dict(output_axes)
+        self._outputs_shared = frozenset(shared)
         self.signature = self._read_signature()
 
     @property
@@ -229,7 +242,11 @@ class OnnxEngine:
             for value in self._session.get_inputs()
         )
         outputs = tuple(
-            _spec(value, self._model, self._output_axes.get(value.name, 0))
+            _spec(
+                value,
+                self._model,
+                -1 if value.name in self._outputs_shared else self._output_axes.get(value.name, 0),
+            )
             for value in self._session.get_outputs()
         )
         return ModelSignature(inputs=inputs, outputs=outputs)
@@ -331,11 +348,8 @@ def _check_weights(model: Path, device: Device) -> None:
         )
 
 
-def _rows_first(array: Array, axis: int | None) -> Array:
-    return array[np.newaxis] if axis is None else np.moveaxis(array, axis, 0) if axis else array
-
-
 def _spec(value: Any, model: str, axis: int | None) -> TensorSpec:  # noqa: ANN401 - the runtime has no usable types
+    """Return the type with the rows' axis first: it is added where `axis` is negative or `None`."""
     kind = ELEMENT_TYPES.get(value.type)
     if kind is None:
         msg = f"Model {model!r} has a tensor {value.name!r} of type {value.type}, which rows cannot carry."
@@ -343,6 +357,8 @@ def _spec(value: Any, model: str, axis: int | None) -> TensorSpec:  # noqa: ANN4
     shape = [length if isinstance(length, int) and length >= 0 else None for length in value.shape or ()]
     if axis is None:
         shape.insert(0, 1)
+    elif axis < 0:
+        shape.insert(0, None)
     elif 0 < axis < len(shape):
         shape.insert(0, shape.pop(axis))
     return TensorSpec(name=value.name, dtype=kind, shape=tuple(shape))

@@ -19,7 +19,7 @@ from sits_dagster.models.profile import SCHEMA, ModelProfile, RuntimeKey
 __all__ = ["ProfileCache", "cache_folder"]
 
 FOLDER_VARIABLE = "SITS_CACHE_DIR"
-BATCHING_SCHEMA = 2  # one more when trials find something else
+BATCHING_SCHEMA = 3  # one more when trials find something else
 OPTIMIZED_BYTES_MAX = 4 << 30  # of all optimised graphs; those not used for the longest time go first
 
 

@@ -166,9 +166,9 @@ class StepRuntime:
         return 1
 
     def _batching(self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal) -> BatchingReport:
-        """Return whether rows may share a batch, tried once for a model, device and columns."""
+        """Return whether rows may share a batch, tried once for a model, device and configuration."""
         cache = ProfileCache()
-        parts = (runtime_key(), engine.device_name, self.job.model.padding, opened.work.columns_required)
+        parts = (runtime_key(), engine.device_name, opened.fingerprint.configuration)
         report = cache.find_batching(engine.digest, repr(parts))
         if report is None:
             engine.place_rows({})  # an earlier partition may have placed them
@@ -176,7 +176,7 @@ class StepRuntime:
             report = probe_partition(work, engine, self.inference.policy(), should_stop=stop)
             if report.verdict is not Batching.UNPROBED:
                 cache.keep_batching(engine.digest, repr(parts), report)
-        engine.place_rows(report.output_axes)
+        engine.place_rows(report.output_axes, shared=report.outputs_shared)
         return report
 
     def metadata(self, opened: OpenPartition, stats: PartitionStats) -> Mapping[str, dg.MetadataValue[Any]]:

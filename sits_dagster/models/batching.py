@@ -56,6 +56,7 @@ class BatchingReport:
         evidence: What was seen, one sentence each.
         input_axes: The axis of the rows of each input; `None` where all rows share the input.
         output_axes: The axis of the rows of each output; `None` where it has none.
+        outputs_shared: Outputs that are the same whatever the rows are, such as a list of labels.
         paddable_axes: Free axes along which padding leaves a row's result alone, masked if there is a mask.
     """
 
@@ -63,6 +64,7 @@ class BatchingReport:
     evidence: tuple[str, ...] = ()
     input_axes: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     output_axes: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    outputs_shared: tuple[str, ...] = ()
     paddable_axes: tuple[str, ...] = ()
 
 
@@ -87,11 +89,8 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
                 input_axes=input_axes,
                 output_axes=dict.fromkeys(singles[0], 0),
             )
-    output_axes = {
-        name: _row_axis(name, singles[0], batches)
-        for name in singles[0]
-        if not _is_constant(name, singles, batches)
-    }
+    shared = tuple(name for name in singles[0] if _is_constant(name, singles, batches))
+    output_axes = {name: _row_axis(name, singles[0], batches) for name in singles[0] if name not in shared}
     evidence = [
         found
         for name, axis in output_axes.items()
@@ -106,7 +105,11 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
             f"the rows of output {name!r} lie along axis {axis}" for name, axis in output_axes.items() if axis
         ]
     return BatchingReport(
-        verdict=verdict, evidence=tuple(evidence), input_axes=input_axes, output_axes=output_axes
+        verdict=verdict,
+        evidence=tuple(evidence),
+        input_axes=input_axes,
+        output_axes=output_axes,
+        outputs_shared=shared,
     )
 
 

@@ -336,3 +336,24 @@ def test_padded_rows_are_tried_as_they_run(workspace: Workspace) -> None:
     outcome = workspace.run(asset)
     assert outcome.metadata()["sits/batching"] == "not-batchable"
     assert [round(row["y"], 3) for row in workspace.output()] == [n * n for n in range(1, 7)]
+
+
+@FAN_OUT
+def test_each_row_gets_a_constant_output_whole(workspace: Workspace, fan_out: bool) -> None:
+    """A list of labels beside the scores is no row's in particular: every row has it."""
+    matrix = (TensorProto.FLOAT, ["rows", WIDTH])
+    save_model(
+        workspace.model,
+        [
+            helper.make_node("Identity", ["x"], ["y"]),
+            helper.make_node("Constant", [], ["labels"], value_floats=[7.0] * WIDTH),
+        ],
+        {"x": matrix},
+        {"y": matrix, "labels": (TensorProto.FLOAT, [WIDTH])},
+    )
+    cells = _write(workspace, 10)
+    outcome = workspace.run(workspace.asset(fan_out=fan_out), batch_rows=4)
+    assert outcome.result.success, outcome.error
+    found = workspace.output(DAY)
+    assert [row["y"] for row in found] == cells.tolist()
+    assert [row["labels"] for row in found] == [[7.0] * WIDTH] * 10
