@@ -27,6 +27,7 @@ from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
 from sits_dagster.models.graph.structure import TensorType
 from sits_dagster.models.profile import RuntimeKey
 from sits_dagster.models.trace import CallTrace, TracedNode
+from sits_dagster.models.words import one_line
 
 __all__ = ["TimedSession", "TracedSession", "optimize", "runtime_key"]
 
@@ -110,9 +111,9 @@ class TracedSession:
             outputs = self._session.run(self._outputs, dict(feeds))
         except Exception as error:  # the runtime's errors have no common base
             if is_out_of_memory(error):
-                msg = f"A call does not fit into memory: {error}"
+                msg = f"A call does not fit into memory: {one_line(error)}"
                 raise DeviceOutOfMemoryError(msg, batch_rows=0) from error
-            msg = f"The model fails: {error}"
+            msg = f"The model fails: {one_line(error)}"
             raise ModelError(msg, hint="give the shapes that it takes with --shape.") from error
         if not all(isinstance(output, np.ndarray) for output in outputs):
             msg = "The model gives sequences or maps, not tensors; its rows cannot be told apart."
@@ -190,7 +191,7 @@ def _open(runtime: Any, model: Path, options: Any, device: Device | None = None)
     try:
         return runtime.InferenceSession(str(model), options, providers=providers)
     except Exception as error:  # the runtime's errors have no common base
-        msg = f"ONNX Runtime cannot load {str(model)!r}: {' '.join(str(error).split())[:500]}"
+        msg = f"ONNX Runtime cannot load {str(model)!r}: {one_line(error)}"
         raise ModelError(msg, hint="check the file with onnx.checker, and its operators' domains.") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,12 @@ from sits_dagster.models.run_analysis import (
 )
 from sits_dagster.models.samples import attempts, is_mask, sample_batch, sample_rows
 from sits_dagster.models.trace import CallTrace
+from sits_dagster.models.words import shown
 
 __all__ = ["analyse_model", "probe_model", "try_model"]
 
 PADDING_CELLS = 32
+NODES_TRIED_MAX = 20_000  # the runtime takes seconds to load these, and loads them a few times
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -70,10 +73,14 @@ def try_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """
     path, optimized = Path(request["path"]), Path(request["optimized"])
     given, values = _given(request), request.get("values")
-    # The runtime works without Python's lock: the file is read and analysed meanwhile.
+    # What is refused here may make the runtime run for ever.
+    file = GraphFile(path)
+    if len(file.graph.nodes) > NODES_TRIED_MAX:
+        reason = f"it has more than {NODES_TRIED_MAX} nodes"
+        return {"analysis": dump(analyse(file, given)), "run": None, "reason": reason}
+    # The runtime works without Python's lock: the file is analysed meanwhile.
     with ThreadPoolExecutor(1) as pool:
         optimizing = pool.submit(optimize, path, optimized)
-        file = GraphFile(path)
         analysis = analyse(file, given)
         try:
             optimizing.result()
@@ -248,17 +255,16 @@ def _with_padding(report: BatchingReport, found: list[tuple[str, bool, bool, boo
     verdict = report.verdict
     for axis, has_mask, without, with_mask in found:
         if without:
-            evidence.append(f"padding along {axis!r} leaves a row's result as it is")
+            evidence.append(f"padding along {shown(axis)} leaves a row's result as it is")
         elif with_mask:
-            evidence.append(f"padding along {axis!r} changes a row's result unless the mask covers it")
+            evidence.append(f"padding along {shown(axis)} changes a row's result unless the mask covers it")
             verdict = Batching.MASK_REQUIRED if verdict is Batching.INVARIANT else verdict
         else:
             lacks = "in spite of the mask" if has_mask else "and there is no mask"
-            evidence.append(f"padding along {axis!r} changes a row's result, {lacks}")
-    return BatchingReport(
+            evidence.append(f"padding along {shown(axis)} changes a row's result, {lacks}")
+    return replace(
+        report,
         verdict=verdict,
         evidence=tuple(evidence),
-        input_axes=report.input_axes,
-        output_axes=report.output_axes,
         paddable_axes=tuple(axis for axis, _, without, with_mask in found if without or with_mask),
     )

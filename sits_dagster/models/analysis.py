@@ -15,7 +15,7 @@ from sits_dagster.models.inputs import IMAGE_SIZES, GivenShapes, InputShapes, in
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.memory import MemoryPlan, memory_plan
 from sits_dagster.models.profile import AxisGrowth, TensorProfile
-from sits_dagster.models.words import listed, shown
+from sits_dagster.models.words import cut, listed, shown
 
 __all__ = ["GraphAnalysis", "Trace", "analyse", "analyse_graph", "kernel_costs", "row_counts"]
 
@@ -121,7 +121,7 @@ def row_counts(shapes: InputShapes) -> tuple[int, ...]:
 def analyse_graph(file: GraphFile, shapes: InputShapes, bound: Sequence[BoundTypes]) -> GraphAnalysis:
     """Return what the graph tells when its tensors have these types, for two batches or the fixed one."""
     rows = row_counts(shapes)
-    costs = [graph_costs(file.graph, types.types) for types in bound]
+    costs = _costs(file.graph, bound)
     plan = _plan(file.graph, bound, rows)
     parameters = _parameters(file.graph, bound[0].types)
     by_type: dict[str, int] = {}
@@ -147,6 +147,12 @@ def analyse_graph(file: GraphFile, shapes: InputShapes, bound: Sequence[BoundTyp
     )
 
 
+def _costs(graph: Graph, bound: Sequence[BoundTypes]) -> list[GraphCost]:
+    """Return what the same calls cost with these types, one after the other."""
+    taken: dict[int, int] = {}
+    return [graph_costs(graph, types.types, taken) for types in bound]
+
+
 def kernel_costs(costs: Sequence[GraphCost], rows: Sequence[int]) -> tuple[KernelCost, ...]:
     """Return the cost of each call as a line, from its costs for one or two numbers of rows."""
     first, last = costs[0], costs[-1]
@@ -157,7 +163,7 @@ def kernel_costs(costs: Sequence[GraphCost], rows: Sequence[int]) -> tuple[Kerne
             bytes_moved=_line(rows, (node.cost.bytes_moved, other.cost.bytes_moved)),
         )
         for node, other in zip(first.nodes, last.nodes, strict=True)
-        if node.cost.is_known
+        if node.cost.is_known and other.cost.is_known
     )
 
 
@@ -170,15 +176,16 @@ def _line(rows: Sequence[int], values: tuple[float, float]) -> Linear:
 def _plan(graph: Graph, bound: Sequence[BoundTypes], rows: Sequence[int]) -> MemoryPlan:
     first, last = bound[0].types, bound[-1].types
     folded = graph.folded()
-    sizes = {
-        name: _line(rows, (kind.bytes, last[name].bytes))
-        for name, kind in first.items()
-        if name in last and kind.is_known and last[name].is_known
-    }
-    joint = {
-        name: joint_type(kind, last[name]) if name in last else TensorType(kind.dtype, None)
-        for name, kind in first.items()
-    }
+    sizes: dict[str, Linear] = {}
+    joint: dict[str, TensorType] = {}
+    kept: dict[tuple[TensorType, TensorType], tuple[Linear, TensorType]] = {}
+    for name, kind in first.items():
+        pair = kind, last.get(name, TensorType(kind.dtype, None))
+        if pair not in kept:
+            kept[pair] = _line(rows, (kind.bytes, pair[1].bytes)), joint_type(*pair)
+        size, joint[name] = kept[pair]
+        if kind.is_known and pair[1].is_known:
+            sizes[name] = size
     pruned = replace(
         graph,
         nodes=tuple(node for node in graph.nodes if not all(n in folded for n in node.outputs if n)),
@@ -236,7 +243,7 @@ def _growth(
         for length in lengths[1:]:
             stretched = shapes.stretched(axis, length)
             bound = [file.types(stretched.shapes(count)) for count in rows]
-            grown = [graph_costs(file.graph, types.types) for types in bound]
+            grown = _costs(file.graph, bound)
             found.append(_row_costs(grown, _plan(file.graph, bound, rows), rows))
         yield AxisGrowth(
             axis=axis,
@@ -264,7 +271,8 @@ def _dynamic_quantisation(graph: Graph) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for node in _nodes(graph):
         if node.operator.startswith(QUANTISED_AT_RUN_TIME):
-            found[node.operator] = found.get(node.operator, 0) + 1
+            name = cut(node.operator)
+            found[name] = found.get(name, 0) + 1
     return found
 
 

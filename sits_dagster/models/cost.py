@@ -168,7 +168,9 @@ def _full_name(node: Node) -> str:
     return f"{cut(node.domain)}.{cut(node.operator)}" if node.domain else cut(node.operator)
 
 
-def graph_costs(graph: Graph, types: Mapping[str, TensorType]) -> GraphCost:
+def graph_costs(
+    graph: Graph, types: Mapping[str, TensorType], taken: dict[int, int] | None = None
+) -> GraphCost:
     """Return what a graph's calls cost when its tensors have these types; never fails.
 
     What is folded before the first row costs nothing. An If costs its dearest branch, a Scan its body for
@@ -177,27 +179,49 @@ def graph_costs(graph: Graph, types: Mapping[str, TensorType]) -> GraphCost:
     Args:
         graph: The graph.
         types: Types by name, those inside of bodies too, for a given number of rows.
+        taken: Which branch each If takes, by the call's `id`; those that it lacks are added. Given to the
+            costs of other numbers of rows too, it makes them those of the same calls.
     """
-    return _costs(graph, {**types, **_own_types(graph, types)}, "")
+    return _costs(graph, {**types, **_own_types(graph, types)}, "", {} if taken is None else taken)
 
 
-def _costs(graph: Graph, known: MutableMapping[str, TensorType], path: str) -> GraphCost:
+def _costs(
+    graph: Graph, known: MutableMapping[str, TensorType], path: str, taken: dict[int, int]
+) -> GraphCost:
     folded = graph.folded()
     nodes: list[CostedNode] = []
     warnings: list[str] = []
+    kept: dict[tuple[object, ...], NodeCost] = {}
     for node in graph.nodes:
-        if all(name in folded for name in node.outputs if name):
+        if folded.issuperset(filter(None, node.outputs)):
             continue
         name = path + cut(node.name or node.operator)
         if node.bodies and not node.domain and node.operator in {"If", "Loop", "Scan"}:
-            inside = _body_costs(node, known, name)
+            inside = _body_costs(node, known, name, taken)
             nodes += inside.nodes
             warnings += inside.warnings
         else:
             operator = _full_name(node)
-            cost = node_cost(node, known).within_reason(operator)
+            cost = _kept_cost(node, known, operator, kept)
             nodes.append(CostedNode(operator=operator, name=name, cost=cost))
     return GraphCost(nodes=tuple(nodes), warnings=tuple(warnings))
+
+
+def _kept_cost(
+    node: Node, known: Mapping[str, TensorType], operator: str, kept: dict[tuple[object, ...], NodeCost]
+) -> NodeCost:
+    """Return what a call costs; of those alike, only the first is counted: large graphs repeat themselves."""
+    names = (*node.inputs, *node.outputs)
+    if node.attributes or node.captured or len({*names}) < len(names):
+        return node_cost(node, known).within_reason(operator)
+    # Types of one graph that are equal are mostly one value, and all of them outlive this.
+    key = (operator, len(node.inputs), *(id(known.get(name)) for name in names))
+    cost = kept.get(key)
+    if cost is None:
+        cost = node_cost(node, known).within_reason(operator)
+        if cost.is_known:
+            kept[key] = cost
+    return cost
 
 
 def _own_types(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
@@ -207,10 +231,13 @@ def _own_types(graph: Graph, types: Mapping[str, TensorType]) -> dict[str, Tenso
     return {**{name: declared[name] for name in unknown}, **graph.constants}
 
 
-def _body_costs(node: Node, types: MutableMapping[str, TensorType], name: str) -> GraphCost:
+def _body_costs(
+    node: Node, types: MutableMapping[str, TensorType], name: str, taken: dict[int, int]
+) -> GraphCost:
     outer = types.maps if isinstance(types, ChainMap) else [types]
     costs = [
-        _costs(body, ChainMap(_own_types(body, types), *outer), f"{name}/") for body in node.bodies.values()
+        _costs(body, ChainMap(_own_types(body, types), *outer), f"{name}/", taken)
+        for body in node.bodies.values()
     ]
     if node.operator != "If":
         runs, warnings = _runs(node, types, name)
@@ -222,7 +249,9 @@ def _body_costs(node: Node, types: MutableMapping[str, TensorType], name: str) -
         return GraphCost(
             nodes=nodes, warnings=(*warnings, *(text for cost in costs for text in cost.warnings))
         )
-    dearest = max(costs, key=lambda cost: (cost.flops, cost.bytes_moved))
+    if id(node) not in taken:
+        taken[id(node)] = max(range(len(costs)), key=lambda at: (costs[at].flops, costs[at].bytes_moved))
+    dearest = costs[taken[id(node)]]
     left_out = {operator for cost in costs if cost is not dearest for operator in cost.uncosted}
     if not left_out:
         return dearest

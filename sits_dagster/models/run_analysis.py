@@ -224,8 +224,9 @@ def traced_kernels(
     graph: Graph, traces: Mapping[int, CallTrace], shapes: InputShapes
 ) -> tuple[KernelCost, ...]:
     """Return the costs of an optimised graph's calls from one or two traced calls of it."""
+    taken: dict[int, int] = {}
     costs = [
-        graph_costs(graph, traced_types(graph, trace, _bound(graph, shapes, rows)))
+        graph_costs(graph, traced_types(graph, trace, _bound(graph, shapes, rows)), taken)
         for rows, trace in traces.items()
     ]
     return kernel_costs(costs, tuple(traces))

@@ -1,8 +1,8 @@
 """Works on damaged models one after the other, in a process that may crash at any of them.
 
-Run as a program: the arguments are a file with the cases, one a line as JSON, the number of the first one, and
-the file to which a line is added when a case begins and when it ends. The parent kills it when a case takes too
-long, and starts it again behind that case.
+Run as a program: the arguments are a file with the cases, one a line as JSON; the number of the first one;
+the file to which a line is added when a case begins and when it ends; and the most memory in bytes. The
+parent kills it when a case takes too long, and starts it again behind that case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def work(kind: str, path: str, seed: int) -> tuple[str, str]:
-    """Return `"profile"`, `"refusal"` or `"fault"`, and what there is to say of it."""
+    """Return `"profile"`, `"refusal"`, `"memory"` or `"fault"`, and what there is to say of it."""
     with TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         model.write_bytes(mutate(Path(path).read_bytes(), seed))
@@ -47,7 +47,9 @@ def work(kind: str, path: str, seed: int) -> tuple[str, str]:
             return "fault", traceback.format_exc()[-TEXT_CHARACTERS_MAX:]
         except SitsError as error:
             return "refusal", str(error)[:TEXT_CHARACTERS_MAX]
-        except BaseException:
+        except MemoryError:  # the sandbox makes a ModelError of it
+            return "memory", traceback.format_exc()[-TEXT_CHARACTERS_MAX:]
+        except BaseException:  # noqa: BLE001 - whatever it is, it is told
             return "fault", traceback.format_exc()[-TEXT_CHARACTERS_MAX:]
     return "profile", ""
 

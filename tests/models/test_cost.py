@@ -531,6 +531,16 @@ def test_an_if_costs_its_dearest_branch() -> None:
     assert found.warnings == ()
 
 
+def test_an_if_takes_the_same_branch_for_every_number_of_rows() -> None:
+    """Two batches are compared call by call, though another branch may be the dearer one of the second."""
+    branches = {"then_branch": graph(relu("x", "a"), relu("a", "d")), "else_branch": graph(relu("z", "b"))}
+    node = Node(operator="If", inputs=("c",), outputs=("y",), bodies=branches, captured=("x", "z"))
+    whole, taken = graph(node, x=(2,), z=(9,), c=()), dict[int, int]()
+    few, many = (typed(x=(rows,), a=(rows,), d=(rows,), z=(9,), b=(9,)) for rows in (2, 20))
+    assert graph_costs(whole, few, taken).flops == 9
+    assert [graph_costs(whole, many, taken).flops, graph_costs(whole, many).flops] == [9, 40]
+
+
 def test_an_if_warns_of_a_branch_that_is_not_known() -> None:
     """It could be the dearer one."""
     strange = Node(operator="Sparkle", inputs=("x",), outputs=("a",))

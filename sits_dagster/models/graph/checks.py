@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from sits_dagster.errors import ModelError
-from sits_dagster.models.graph.structure import RANK_MAX, Graph, TensorType
+from sits_dagster.models.graph.structure import RANK_MAX, Graph, Node, TensorType
 from sits_dagster.models.words import listed, shown
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
-__all__ = ["check_count", "check_lengths", "check_names", "check_texts"]
+__all__ = ["check_count", "check_lengths", "check_names", "check_text", "check_texts"]
 
 NODES_MAX = 500_000  # ten times the largest models, and what is told of them still fits into a result
 LENGTH_MAX = 1 << 40  # a longer declared axis is a mistake or an attack
@@ -79,17 +79,26 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def check_texts(proto: GraphProto, path: Path) -> None:
-    """Refuse names that are no UTF-8: protobuf gives them as bytes.
+    """Refuse names that are no UTF-8, of all but nodes: protobuf gives them as bytes.
 
     Raises:
         ModelError: There is one.
     """
     for graph in _graphs(proto):
-        try:
-            "".join(_texts(graph))
-        except TypeError as error:
-            msg = f"Model {str(path)!r} has names that are no text."
-            raise ModelError(msg, hint="the file is damaged: export or copy the model again.") from error
+        check_text(_texts(graph), path)
+
+
+def check_text(names: Iterable[str], path: Path) -> None:
+    """Refuse names that are no UTF-8.
+
+    Raises:
+        ModelError: One of them is bytes.
+    """
+    try:
+        "".join(names)
+    except TypeError as error:
+        msg = f"Model {str(path)!r} has names that are no text."
+        raise ModelError(msg, hint="the file is damaged: export or copy the model again.") from error
 
 
 def _texts(graph: GraphProto) -> list[str]:
@@ -99,11 +108,6 @@ def _texts(graph: GraphProto) -> list[str]:
         for value in values:
             found.append(value.name)
             found += [dimension.dim_param for dimension in value.type.tensor_type.shape.dim]
-    for node in graph.node:
-        found += (node.name, node.op_type, node.domain)
-        found += node.input
-        found += node.output
-        found += [attribute.name for attribute in node.attribute]
     return found
 
 
@@ -146,10 +150,10 @@ def check_names(graph: Graph, path: Path) -> None:
     """Refuse graphs whose tensors come from nowhere or from two nodes, and impossible attributes.
 
     Raises:
-        ModelError: A node reads, or the graph gives, what nobody makes; or two nodes make the same; or an axis
-            or equation is none.
+        ModelError: A node reads, or the graph gives, what nobody makes; or two nodes make the same; or an
+            axis or equation is none.
     """
-    _check_attributes(graph, path)
+    _check_nodes(graph, path)
     made = Counter(name for node in graph.nodes for name in node.outputs if name)
     twice = [name for name, count in made.items() if count > 1]
     if twice:
@@ -163,15 +167,23 @@ def check_names(graph: Graph, path: Path) -> None:
         raise ModelError(msg, hint="export the model again; it lacks nodes, weights or inputs.")
 
 
-def _check_attributes(graph: Graph, path: Path) -> None:
+def _check_nodes(graph: Graph, path: Path) -> None:
     """Refuse what makes onnx 1.23 crash or run for ever while it infers shapes."""
     for node in graph.nodes:
-        if node.domain:
-            continue
-        axis, equation = node.integer("axis", 0), str(node.attributes.get("equation", ""))
-        if abs(axis) > RANK_MAX or not EQUATION.fullmatch(equation):
-            what = f"{shown(node.operator)} with {shown(equation) if equation else f'the axis {axis}'}"
-            msg = f"Model {str(path)!r} has the impossible operator {what}."
-            raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
         for body in node.bodies.values():
-            _check_attributes(body, path)
+            _check_nodes(body, path)
+        reason = _fault_of(node)
+        if reason:
+            msg = f"Model {str(path)!r} has the operator {shown(node.operator)} {reason}."
+            raise ModelError(msg, hint="the file is damaged: export or copy the model again.")
+
+
+def _fault_of(node: Node) -> str:
+    if node.inputs and not node.reads and not node.bodies:
+        return "without any of its inputs"
+    axis, equation = node.integer("axis", 0), str(node.attributes.get("equation", ""))
+    if not node.domain and abs(axis) > RANK_MAX:
+        return f"with the axis {axis}"
+    if node.operator == "Split" and node.integer("num_outputs", len(node.outputs)) != len(node.outputs):
+        return f"with {len(node.outputs)} outputs for {node.integer('num_outputs', 0)}"
+    return "" if node.domain or EQUATION.fullmatch(equation) else f"with the equation {shown(equation)}"

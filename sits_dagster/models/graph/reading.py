@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sits_dagster.errors import ModelError
+from sits_dagster.models.graph.checks import check_text
 from sits_dagster.models.graph.structure import Attribute, Dimension, Graph, Node, TensorType
 from sits_dagster.models.words import cut
 
@@ -38,6 +39,7 @@ def graph_of(proto: GraphProto, depth: int, path: Path) -> Graph:
     nodes: list[Node] = []
     for node in proto.node:
         if node.op_type == "Constant" and not node.domain:
+            check_text(node.output, path)
             constants.update(constant_types(node))
         else:
             nodes.append(_node(node, depth, path))
@@ -60,12 +62,14 @@ def _node(proto: NodeProto, depth: int, path: Path) -> Node:
         attribute.name: value for attribute in proto.attribute if (value := _attribute(attribute)) is not None
     }
     captured = {name for body in bodies.values() for name in _free_names(body)}
+    inputs, outputs = tuple(proto.input), tuple(proto.output)
+    check_text((proto.name, proto.op_type, proto.domain, *inputs, *outputs, *attributes, *bodies), path)
     return Node(
         name=proto.name,
         operator=proto.op_type,
         domain="" if proto.domain == "ai.onnx" else proto.domain,
-        inputs=tuple(proto.input),
-        outputs=tuple(proto.output),
+        inputs=inputs,
+        outputs=outputs,
         attributes=attributes,
         bodies=bodies,
         captured=tuple(sorted(captured)),

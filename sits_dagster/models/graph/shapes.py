@@ -222,6 +222,8 @@ def _collect(graph: GraphProto) -> Iterator[tuple[str, TensorType]]:
     for tensor in graph.initializer:
         yield tensor.name, tensor_type(tensor)
     for node in graph.node:
+        if not node.attribute:
+            continue
         if node.op_type == "Constant" and not node.domain:
             yield from constant_types(node).items()
         for attribute in node.attribute:
