@@ -84,10 +84,12 @@ def try_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
         analysis = analyse(file, given)
         try:
             optimizing.result()
-            run = _run(optimized, file.graph, given, values)
+            run, known = _run(optimized, file.graph, given, values)
         except SitsError as error:
             return {"analysis": dump(analysis), "run": None, "reason": str(error)}
     if analysis.unknown or run.shapes != analysis.shapes:
+        analysis = analyse(file, given, shapes=run.shapes, trace=lambda _, __, rows: known.get(rows, {}))
+    if analysis.unknown:  # what the optimised graph has no more
         trace = partial(_raw_types, path, run.integer_limit, values)
         analysis = analyse(file, given, shapes=run.shapes, trace=trace)
     return {"analysis": dump(analysis), "run": dump(run), "reason": ""}
@@ -115,7 +117,8 @@ def _run(
     original: Graph,
     given: Mapping[str, tuple[int | str, ...]],
     values: Mapping[str, float] | None,
-) -> RunAnalysis:
+) -> tuple[RunAnalysis, Mapping[int, Mapping[str, TensorType]]]:
+    """Return what trying told, and the types of the optimised graph's tensors by rows."""
     make_traceable(optimized, original.inputs)
     session = TracedSession(optimized)
     shapes, limit, rows = _working_rows(session, original, given, values)
@@ -125,7 +128,7 @@ def _run(
         report, traces = _fixed(session, shapes, rows)
     file = GraphFile(optimized)
     plan, resident = plan_of_traces(file.graph, traces, file.types({}, keeps_declared=True).types)
-    return RunAnalysis(
+    run = RunAnalysis(
         shapes=shapes,
         memory_plan=plan,
         memory_bytes_resident=resident,
@@ -135,6 +138,7 @@ def _run(
         integer_limit=limit,
         seconds={count: trace.seconds for count, trace in traces.items()},
     )
+    return run, {rows: traced_types(file.graph, trace, {}) for rows, trace in traces.items()}
 
 
 def probe_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
