@@ -6,25 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from time import monotonic
 
 import numpy as np
 
-from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, SitsError, StallError, TransientError
-from sits_dagster.inference.batches import Batch, Packer
-from sits_dagster.inference.encode import encode_chunk
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError, TransientError
+from sits_dagster.inference.batches import Batch
 from sits_dagster.inference.engine import Arrays, Engine
 from sits_dagster.inference.pipeline import PartitionWork
 from sits_dagster.inference.policy import PipelinePolicy
-from sits_dagster.inference.sizing import Bucket, FixedBatchSizer
-from sits_dagster.inference.workers import WorkerPool
+from sits_dagster.inference.sizing import Bucket
+from sits_dagster.inference.trials import first_batches, watched
 from sits_dagster.models.batching import PROBE_ROWS, Batching, BatchingReport, probe_batching
 
 __all__ = ["probe_partition"]
 
-ROWS_READ_MAX = 64
 TRIES_MAX = 4
-POLL_SECONDS = 0.05
 NOTHING = BatchingReport(evidence=("the partition has no two unlike rows of equal shape to try",))
 STOPPED = BatchingReport(evidence=("the run was stopped before rows were tried",))
 
@@ -52,25 +48,8 @@ def probe_partition(
         TransientError: The device failed, or a function asks for another try.
         ConfigError: The padding does not fit the model.
     """
-    pool = WorkerPool[BatchingReport]("sits-probe", workers=1)
-    until = monotonic() + policy.stall_seconds_max
-    future = pool.submit(partial(_probe, work, engine, policy))
-    try:
-        while True:
-            try:
-                return future.result(POLL_SECONDS)
-            except TimeoutError:
-                if future.done():
-                    raise
-            if should_stop():
-                engine.interrupt()
-                return STOPPED
-            if monotonic() > until:
-                engine.interrupt()
-                msg = f"Trying the first rows took longer than {policy.stall_seconds_max:g} s."
-                raise StallError(msg, hint="look for a hanging encode function or an endless model.")
-    finally:
-        pool.close()
+    report = watched(partial(_probe, work, engine, policy), engine, policy, should_stop)
+    return STOPPED if report is None else report
 
 
 def _probe(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> BatchingReport:
@@ -140,7 +119,7 @@ def _candidates(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> 
     count = min(PROBE_ROWS, engine.signature.batch_rows_fixed or PROBE_ROWS)
     found: dict[Bucket, dict[object, Arrays]] = {}
     size_bytes = 0
-    for batch in _batches(work, engine, policy):
+    for batch in first_batches(work, engine, policy):
         waiting = found.setdefault(batch.bucket, {})
         for row in _rows(batch):
             waiting.setdefault(_contents(row), row)
@@ -182,27 +161,3 @@ def _magnitude(row: Arrays) -> list[float]:
     return [
         float(np.nanmax(np.abs(array), initial=0.0)) for array in row.values() if array.dtype.kind in "fiu"
     ]
-
-
-def _batches(work: PartitionWork, engine: Engine, policy: PipelinePolicy) -> Iterator[Batch]:
-    """Yield the first rows chunk by chunk; a lasting error ends them, since the run itself will raise it."""
-    packer = Packer(
-        signature=engine.signature,
-        padding=work.padding,
-        sizer=FixedBatchSizer(ROWS_READ_MAX),
-        window_rows_max=ROWS_READ_MAX,
-        window_bytes_max=policy.queue_bytes,
-    )
-    rows = min(work.partition.rows, ROWS_READ_MAX)
-    chunks = work.reader.read(0, rows, rows_max=policy.chunk_rows, bytes_max=policy.chunk_bytes)
-    try:
-        for chunk in chunks:
-            encoded = encode_chunk(
-                chunk, work.encode, engine.signature, columns_required=work.columns_required
-            )
-            yield from packer.add(encoded)
-            yield from packer.flush()
-    except TransientError:
-        raise
-    except SitsError:
-        return

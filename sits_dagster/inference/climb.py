@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,7 @@ class ClimbEnd(StrEnum):
     FLAT = "throughput no longer rises"
     LIMIT = "no larger batch is allowed"
     OUT_OF_MEMORY = "a larger batch did not fit"
+    TIME = "the time for measuring is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def climb(
     share: float = THROUGHPUT_SHARE,
     gain_min: float = GAIN_MIN,
     gains_missed_max: int = GAINS_MISSED_MAX,
+    seconds_max: float = math.inf,
 ) -> Climb:
     """Return the batch to use, after measuring 1, 2, 4, … rows until more of them gain little.
 
@@ -77,6 +80,7 @@ def climb(
         share: Of the best throughput that is enough, in (0, 1].
         gain_min: A smaller relative gain does not count.
         gains_missed_max: After so many sizes without a gain it is over, >= 1.
+        seconds_max: No size is tried that is expected to end later than this after the start.
 
     Raises:
         ConfigError: `rows_max` is below 1.
@@ -86,7 +90,7 @@ def climb(
         msg = f"rows_max must be >= 1, got {rows_max}."
         raise ConfigError(msg)
     trials: list[Trial] = []
-    best, missed, rows, end = 0.0, 0, 1, ClimbEnd.LIMIT
+    best, spent, missed, rows, end = 0.0, 0.0, 0, 1, ClimbEnd.LIMIT
     while rows <= rows_max:
         try:
             trials.append(Trial(rows, measure(rows)))
@@ -102,6 +106,11 @@ def climb(
             end = ClimbEnd.FLAT
             break
         # The limit itself is measured too: it may lie between two powers.
-        rows = rows_max if rows < rows_max < 2 * rows else 2 * rows
+        following = rows_max if rows < rows_max < 2 * rows else 2 * rows
+        spent += trials[-1].seconds
+        if following <= rows_max and spent + trials[-1].seconds * following / rows > seconds_max:
+            end = ClimbEnd.TIME
+            break
+        rows = following
     chosen = min(trial.rows for trial in trials if trial.rows_per_second >= share * best)
     return Climb(chosen, tuple(trials), end)

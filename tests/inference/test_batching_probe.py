@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError, ModelError, StallError, TransientError
-from sits_dagster.inference.batching_probe import ROWS_READ_MAX, probe_partition
+from sits_dagster.inference.batching_probe import probe_partition
 from sits_dagster.inference.engine import Array, Arrays, ModelSignature, TensorSpec
 from sits_dagster.inference.policy import PipelinePolicy
+from sits_dagster.inference.trials import ROWS_READ_MAX
 from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.models.model import Padding
 from sits_dagster.testing import FakeEngine, MemoryFormat, MemoryRows, MemoryStore, Trial

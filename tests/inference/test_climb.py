@@ -70,6 +70,14 @@ def test_the_limit_itself_is_measured(limit: int, sizes: list[int]) -> None:
     assert (found.rows, found.end) == (limit, ClimbEnd.LIMIT)
 
 
+def test_measuring_ends_in_time() -> None:
+    """A size that would take too long is not tried; what was measured decides."""
+    found = climb(lambda rows: 1.0 + 0.01 * rows, rows_max=1024, seconds_max=10.0)
+    assert found.end is ClimbEnd.TIME
+    assert sum(trial.seconds for trial in found.trials) <= 10.0
+    assert found.rows == found.trials[-1].rows
+
+
 def test_a_limit_without_rows_is_refused() -> None:
     """It is a mistake of the caller."""
     with pytest.raises(ConfigError, match="rows_max"):
