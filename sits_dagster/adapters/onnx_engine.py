@@ -113,7 +113,7 @@ class OnnxEngine:
         self._runtime = load_runtime()
         _check_weights(Path(model), device)
         self._session: Any = self._open(threads)
-        self._input_axes = self._read_input_axes()
+        self._input_axes, self._inputs_shared = self._read_input_axes()
         self._output_axes: Mapping[str, int | None] = {}
         self._outputs_shared: frozenset[str] = frozenset()
         self.signature = self._read_signature()
@@ -238,7 +238,12 @@ class OnnxEngine:
 
     def _read_signature(self) -> ModelSignature:
         inputs = tuple(
-            _spec(value, self._model, self._input_axes.get(value.name, 0))
+            _spec(
+                value,
+                self._model,
+                self._input_axes.get(value.name, 0),
+                is_shared=value.name in self._inputs_shared,
+            )
             for value in self._session.get_inputs()
         )
         outputs = tuple(
@@ -251,10 +256,12 @@ class OnnxEngine:
         )
         return ModelSignature(inputs=inputs, outputs=outputs)
 
-    def _read_input_axes(self) -> Mapping[str, int]:
-        """Return the inputs whose rows do not lie along axis 0, with their axis."""
-        shapes = {value.name: value.shape for value in self._session.get_inputs()}
-        return {name: axis for name, axis in row_axes(shapes).items() if axis}
+    def _read_input_axes(self) -> tuple[Mapping[str, int], frozenset[str]]:
+        """Return the inputs whose rows do not lie along axis 0, with their axis, and those without rows."""
+        axes = row_axes({value.name: value.shape for value in self._session.get_inputs()})
+        moved = {name: axis for name, axis in axes.items() if axis}
+        is_free = any(axis is not None for axis in axes.values())
+        return moved, frozenset(name for name, axis in axes.items() if is_free and axis is None)
 
     def _run_options(self) -> Any:  # noqa: ANN401 - the runtime has no usable types
         options = self._runtime.RunOptions()
@@ -348,7 +355,13 @@ def _check_weights(model: Path, device: Device) -> None:
         )
 
 
-def _spec(value: Any, model: str, axis: int | None) -> TensorSpec:  # noqa: ANN401 - the runtime has no usable types
+def _spec(
+    value: Any,  # noqa: ANN401 - the runtime has no usable types
+    model: str,
+    axis: int | None,
+    *,
+    is_shared: bool = False,
+) -> TensorSpec:
     """Return the type with the rows' axis first: it is added where `axis` is negative or `None`."""
     kind = ELEMENT_TYPES.get(value.type)
     if kind is None:
@@ -361,7 +374,7 @@ def _spec(value: Any, model: str, axis: int | None) -> TensorSpec:  # noqa: ANN4
         shape.insert(0, None)
     elif 0 < axis < len(shape):
         shape.insert(0, shape.pop(axis))
-    return TensorSpec(name=value.name, dtype=kind, shape=tuple(shape))
+    return TensorSpec(name=value.name, dtype=kind, shape=tuple(shape), is_shared=is_shared and bool(shape))
 
 
 def _fill_up(array: Array, rows: int) -> Array:

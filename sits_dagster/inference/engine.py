@@ -23,16 +23,18 @@ class TensorSpec:
         name: Its name in the graph.
         dtype: NumPy name of the element type (`"float32"`), or `"string"`.
         shape: One length an axis, `None` where it is free; axis 0 is the batch. `()` is a scalar.
+        is_shared: Whether all rows share the tensor as it is: it has no axis for them.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    is_shared: bool = False
 
     @property
     def is_batched(self) -> bool:
         """Whether the tensor has a row for each row of the batch."""
-        return bool(self.shape)
+        return bool(self.shape) and not self.is_shared
 
     @property
     def numpy_dtype(self) -> np.dtype[np.generic]:
@@ -49,9 +51,16 @@ class ModelSignature:
 
     @property
     def batch_rows_fixed(self) -> int | None:
-        """The only number of rows the model takes, or `None` where it is free."""
-        fixed = [spec.shape[0] for spec in self.inputs if spec.is_batched and spec.shape[0] is not None]
-        return min(fixed) if fixed else None
+        """The only number of rows the model takes, or `None` where it is free.
+
+        Where the inputs' first axes differ it is the one that all inputs have somewhere.
+        """
+        batched = [spec for spec in self.inputs if spec.is_batched]
+        fixed = [spec.shape[0] for spec in batched]
+        if not fixed or any(length is None for length in fixed):
+            return None
+        common = [length for length in fixed if all(length in spec.shape for spec in batched)]
+        return (common or fixed)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -556,3 +556,23 @@ def test_a_damaged_optimised_graph_is_passed_over(child: Child, tmp_path: Path, 
     first, second, is_loaded = child(_both_ways, model, str(target), {"x": x})
     assert not is_loaded
     assert np.array_equal(first["y"], second["y"])
+
+
+def _shared(model: str) -> tuple[Any, Any]:
+    engine = OnnxEngine(model, _device())
+    x = np.arange(12, dtype="f4").reshape(3, 4)
+    return engine.signature, engine.predict({"x": x, "position": np.full((1, 4), 10, "f4")})
+
+
+def test_an_input_without_an_axis_for_rows_is_shared_by_them(child: Child, tmp_path: Path) -> None:
+    """A table of positions beside free rows fixes no batch: it is given as it is."""
+    model = _save(
+        tmp_path / "m.onnx",
+        [("Add", ["x", "position"], ["y"], {})],
+        {"x": ("FLOAT", ["n", 4]), "position": ("FLOAT", [1, 4])},
+        {"y": ("FLOAT", ["n", 4])},
+    )
+    signature, outputs = child(_shared, model)
+    assert [spec.is_batched for spec in signature.inputs] == [True, False]
+    assert signature.batch_rows_fixed is None
+    assert np.array_equal(outputs["y"], np.arange(12, dtype="f4").reshape(3, 4) + 10)

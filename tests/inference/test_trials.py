@@ -114,4 +114,4 @@ def test_a_device_fault_is_the_runs_to_retry() -> None:
 def test_a_model_that_hangs_ends_with_the_stall_limit() -> None:
     """No run waits for ever for its first batch."""
     with pytest.raises(StallError, match="first rows"):
-        _measure([[1.0]], _paced(seconds_per_call=1.0), stall_seconds_max=0.3)
+        _measure([[1.0]], _paced(seconds_per_call=1.0), seconds_max=0.5, stall_seconds_max=0.3)
