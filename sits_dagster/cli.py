@@ -19,6 +19,7 @@ from sits_dagster.models.hardware import DEVICES
 __all__ = ["main"]
 
 INTERRUPTED = 130
+ROWS_MAX = 1 << 31
 JSON_HELP = "Print one JSON object instead of a table."
 
 
@@ -96,7 +97,11 @@ def inspect(path: Path, as_json: bool, quick: bool) -> None:  # noqa: FBT001 - c
     "--device",
     help=f"The card, by its data sheet: {', '.join(DEVICES)}.  [default: a100-80gb, for reference]",
 )
-@click.option("--rows", type=click.IntRange(min=1), help="Rows of the batch that is looked at.  [default: 1]")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1, max=ROWS_MAX),
+    help="Rows of the batch that is looked at.  [default: 1]",
+)
 @click.option("--optimized", is_flag=True, help="Count the kernels of ONNX Runtime's graph, not the file's.")
 @click.option("--calibrate", is_flag=True, help="Measure a few batches on this machine's device too.")
 @click.option("--no-run", is_flag=True, help="Only read the file: do not try the model.")
@@ -125,6 +130,9 @@ def profile(  # noqa: PLR0913 - an argument for each option is click's way
     from sits_dagster.commands.profile import ProfileRequest, profile_path
     from sits_dagster.commands.profile_view import print_report, working
 
+    if no_run and calibrate:
+        msg = "--calibrate measures the model, which --no-run forbids: give one of them."
+        raise click.UsageError(msg)
     request = ProfileRequest(
         path=path,
         options=ProfileOptions(shapes=shapes, values=values, is_run=not no_run, is_cached=not no_cache),
@@ -151,7 +159,9 @@ def main() -> Any:  # noqa: ANN401 - click exits
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted. Run the same command again: it goes on from the last commit.", err=True)
+        is_resumed = sys.argv[1:2] == ["demo"]
+        hint = " Run the same command again: it goes on from the last commit." if is_resumed else ""
+        click.echo(f"Interrupted.{hint}", err=True)
         sys.exit(INTERRUPTED)
     except SitsError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)

@@ -10,10 +10,12 @@ from typing import Any
 import dagster as dg
 
 from sits_dagster.inference.stats import DeviceCall, PartitionStats, Progress
+from sits_dagster.models.arena import CARD_STRATEGY
 from sits_dagster.models.batching import Batching
 from sits_dagster.models.cost import KernelCost
+from sits_dagster.models.figures import si
 from sits_dagster.models.hardware import DeviceModel
-from sits_dagster.models.profile import ModelProfile, TensorProfile
+from sits_dagster.models.profile import UNKNOWN, ModelProfile, TensorProfile
 from sits_dagster.models.roofline import io_bound_ratio
 
 __all__ = [
@@ -42,8 +44,6 @@ REFERENCE_ROWS = 32
 OPERATORS_SHOWN_MAX = 20
 TENSORS_SHOWN_MAX = 100
 NAME_CHARACTERS_MAX = 80
-ROUNDS_UP = 999.5
-PREFIXES = ("", " k", " M", " G", " T", " P")
 
 
 def partition_metadata(
@@ -114,10 +114,11 @@ def model_metadata(
         "sits/outputs": dg.MetadataValue.table_schema(_schema(profile.outputs)),
         "sits/reference_card": dg.MetadataValue.text(card.name),
     }
-    if profile.memory_source != "unknown":
+    if profile.memory_source != UNKNOWN:
         found["sits/memory_bytes_fixed"] = dg.MetadataValue.int(round(profile.memory_bytes.a))
         found["sits/memory_bytes_per_row"] = dg.MetadataValue.int(round(profile.memory_bytes.b))
-        found["sits/batch_rows_max"] = dg.MetadataValue.int(profile.batch_rows_max(card.memory_bytes))
+        most = profile.batch_rows_max(card.memory_bytes, strategy=CARD_STRATEGY)
+        found["sits/batch_rows_max"] = dg.MetadataValue.int(most)
     if profile.batch_rows_fixed is not None:
         found["sits/batch_rows_fixed"] = dg.MetadataValue.int(profile.batch_rows_fixed)
     if profile.kernels:
@@ -127,6 +128,7 @@ def model_metadata(
             rows,
             flops_per_second=card.flops_per_second[profile.arithmetic_dtype(card.flops_per_second)],
             bandwidth_bytes_per_second=card.bandwidth_bytes_per_second,
+            launch_seconds=card.launch_seconds,
         )
         found["sits/io_bound_ratio"] = dg.MetadataValue.float(round(share, 4))
         found["sits/operators"] = dg.MetadataValue.md(_operators(profile.kernels, rows))
@@ -134,6 +136,7 @@ def model_metadata(
         found["sits/batching_evidence"] = dg.MetadataValue.md(_list(profile.batching.evidence))
     warnings = [
         *profile.warnings,
+        *profile.rate_notes(card.flops_per_second),
         *(f"the cost of {u.count} × {name} is not known: {u.reason}" for name, u in profile.uncosted.items()),
     ]
     if warnings:
@@ -231,8 +234,8 @@ def _operators(kernels: Sequence[KernelCost], rows: int) -> str:
         f"| batch of {rows} | kernels | FLOPs | share | bytes moved | share |",
         "|---|--:|--:|--:|--:|--:|",
         *(
-            f"| {_cell(name)} | {count} | {_short(flops)} | {_share(flops, flops_all)} "
-            f"| {_short(moved)} | {_share(moved, moved_all)} |"
+            f"| {_cell(name)} | {count} | {si(flops)} | {_share(flops, flops_all)} "
+            f"| {si(moved)} | {_share(moved, moved_all)} |"
             for name, (count, flops, moved) in shown
         ),
     ]
@@ -250,12 +253,3 @@ def _cell(text: str) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "–"
-
-
-def _short(value: float) -> str:
-    """Return a number with three digits and a decimal prefix."""
-    power = 0
-    while value >= ROUNDS_UP and power < len(PREFIXES) - 1:
-        value /= 1000
-        power += 1
-    return f"{value:.3g}{PREFIXES[power]}"

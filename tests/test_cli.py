@@ -285,3 +285,25 @@ def test_demo_error_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
     assert result.stderr.splitlines()[-1].startswith("ModelError: ")
     assert str(tmp_path / MODEL_NAME) in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("verb", "is_resumed"), [("demo", True), ("profile", False)])
+def test_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    verb: str,
+    is_resumed: bool,
+) -> None:
+    """Ctrl-C ends in a sentence; that the next run goes on is said where it does."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sits_dagster.commands.demo.run_demo", interrupt)
+    monkeypatch.setattr("sits_dagster.commands.profile.profile_path", interrupt)
+    arguments = ["--home", tmp_path] if verb == "demo" else [tmp_path / "model.onnx"]
+    assert _sits(monkeypatch, verb, *arguments) == 130
+    err = capsys.readouterr().err
+    assert "Interrupted." in err
+    assert ("goes on from the last commit" in err) == is_resumed

@@ -20,6 +20,7 @@ from sits_dagster.metadata import (
     picture,
     progress_metadata,
 )
+from sits_dagster.models.arena import ArenaPolicy, ExtendStrategy
 from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.models.cost import KernelCost, Uncosted
 from sits_dagster.models.hardware import device_model
@@ -275,8 +276,8 @@ def test_every_key_of_a_model() -> None:
         "sits/batching": "invariant",
         "sits/batching_evidence": "- two rows give what each gives",
         "sits/reference_card": "t4",
-        # Memory: 8 MB at 320 GB/s; arithmetic: 4 GFLOP at 8.1 TFLOP/s; Relu waits for the memory.
-        "sits/io_bound_ratio": round((8e6 / 320e9) / (4e9 / 8.1e12 + 4e6 / 320e9), 4),
+        # 32 rows. Memory: 8 MB at 320 GB/s; arithmetic: 4 GFLOP at 8.1 TFLOP/s; Relu waits for the memory.
+        "sits/io_bound_ratio": round((32 * 8e6 / 320e9) / (32 * (4e9 / 8.1e12 + 4e6 / 320e9) + 3 * 5e-6), 4),
     }
     [x], [y] = tables["sits/inputs"].columns, tables["sits/outputs"].columns
     assert (x.name, x.type, x.description) == ("x", "float32 [rows, 3, ?]", "rows along axis 0")
@@ -295,7 +296,25 @@ def test_every_key_of_a_model() -> None:
 def test_rate_of_the_card_is_that_of_the_weights(dtype: str, teraflops: float) -> None:
     """Arithmetic counts at the card's rate for the type of most weights, else at its plain rate."""
     found = _of_model(parameter_bytes_by_type={dtype: 9, "float32": 1}, kernels=(_kernel("Conv", 1e9, 1e6),))
-    assert found["sits/io_bound_ratio"] == round((1e6 / 320e9) / (1e9 / (teraflops * 1e12)), 4)
+    seconds = 32 * 1e9 / (teraflops * 1e12) + 5e-6
+    assert found["sits/io_bound_ratio"] == round((32 * 1e6 / 320e9) / seconds, 4)
+    assert ("no rate for float64" in found.get("sits/warnings", "")) == (dtype == "float64")
+
+
+def test_a_model_that_waits_for_launches_is_not_bound_by_memory() -> None:
+    """A thousand small kernels: the gaps between them are most of the time."""
+    found = _of_model(kernels=(_kernel("Relu", 1.0, 8.0),) * 1000)
+    assert found["sits/io_bound_ratio"] < 0.01
+
+
+def test_rows_of_a_card_are_those_of_its_arena() -> None:
+    """The engine lets CUDA's arena grow by what is asked for, not by powers of two."""
+    plan = MemoryPlan((Linear(0.0, 3e6), Linear(0.0, 2e6)), (1, 2))
+    found = _of_model(memory_plan=plan)["sits/batch_rows_max"]
+    room = int(16e9 * 0.85) - 1_000_000
+    for rows, fits in ((found, True), (found + 1, False)):
+        policy = ArenaPolicy(strategy=ExtendStrategy.SAME_AS_REQUESTED, bytes_limit=room)
+        assert (plan.use(rows, policy) is not None) == fits
 
 
 def test_numbers_of_a_model_are_numbers() -> None:
@@ -351,7 +370,7 @@ def test_many_operators_are_summed_up() -> None:
 
 def test_dear_numbers_are_short() -> None:
     """Numbers round up into the next prefix, and those beyond every prefix are still numbers."""
-    for flops, expected in ((999.4 / 32, "999"), (999.6 / 32, "1 k"), (1e25 / 32, "1e+10 P"), (0.0, "0")):
+    for flops, expected in ((999.4 / 32, "999"), (999.6 / 32, "1 k"), (1e25 / 32, "1e+07 E"), (0.0, "0")):
         line = _of_model(kernels=(_kernel("Op", flops, 0.0),))["sits/operators"].splitlines()[2]
         assert line.split(" | ")[2] == expected
         assert line.endswith("| 0 | – |")

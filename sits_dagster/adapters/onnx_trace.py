@@ -29,7 +29,7 @@ from sits_dagster.models.profile import RuntimeKey
 from sits_dagster.models.trace import CallTrace, TracedNode
 from sits_dagster.models.words import one_line
 
-__all__ = ["TimedSession", "TracedSession", "optimize", "runtime_key"]
+__all__ = ["TimedSession", "TracedSession", "cpu_name", "optimize", "runtime_key"]
 
 LOG_FATAL_ONLY = 4
 CALLS_MIN, CALLS_MAX = 2, 200
@@ -43,11 +43,12 @@ OPTIONS = "memory pattern off, 1 thread"
 def runtime_key() -> RuntimeKey:
     """Return what an optimised graph of this process holds for: its layouts are those of this very CPU."""
     return RuntimeKey(
-        version=str(load_runtime().__version__), provider=PROVIDER, options=f"{OPTIONS}, {_cpu_name()}"
+        version=str(load_runtime().__version__), provider=PROVIDER, options=f"{OPTIONS}, {cpu_name()}"
     )
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return what tells this CPU from others whose kernels differ; the runtime is not asked."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # only Linux tells
@@ -61,10 +62,11 @@ def optimize(model: Path, target: Path) -> None:
     """Write ONNX Runtime's optimised graph of a model; loaded without optimisation it plans alike everywhere.
 
     Raises:
+        DeviceOutOfMemoryError: It does not fit into memory.
         ModelError: The runtime does not load the model.
     """
     runtime = load_runtime()
-    options = _options(runtime)
+    options = _options(runtime, is_optimizing=True)
     options.optimized_model_filepath = str(target)
     # Larger weights go to a file beside it: a message of protobuf ends at 2 GB.
     options.add_session_config_entry(
@@ -77,23 +79,24 @@ def optimize(model: Path, target: Path) -> None:
 
 
 class TracedSession:
-    """A model loaded as it is in the file, on an arena of its own.
+    """A model loaded on an arena of its own.
 
     Args:
         model: The `.onnx` file: an optimised one, or one whose own nodes are of interest.
         device: Where it runs; the CPU without a limit if left out.
+        is_optimizing: Whether the runtime optimises the file while it loads it; else it runs as it is.
 
     Raises:
+        DeviceOutOfMemoryError: It does not fit into memory.
         ModelError: The runtime does not load the model.
     """
 
-    def __init__(self, model: Path, device: Device | None = None) -> None:
+    def __init__(self, model: Path, device: Device | None = None, *, is_optimizing: bool = False) -> None:
         runtime = load_runtime()
         folder = Path(tempfile.mkdtemp(prefix="sits-trace-"))
         self._clean_up = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._statistics = folder / "nodes.csv"
-        options = _options(runtime)
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = _options(runtime, is_optimizing=is_optimizing)
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
         options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(self._statistics))
@@ -107,14 +110,7 @@ class TracedSession:
             DeviceOutOfMemoryError: The call did not fit into memory.
             ModelError: The model refuses the arrays, or gives something else than tensors.
         """
-        try:
-            outputs = self._session.run(self._outputs, dict(feeds))
-        except Exception as error:  # the runtime's errors have no common base
-            if is_out_of_memory(error):
-                msg = f"A call does not fit into memory: {one_line(error)}"
-                raise DeviceOutOfMemoryError(msg, batch_rows=0) from error
-            msg = f"The model fails: {one_line(error)}"
-            raise ModelError(msg, hint="give the shapes that it takes with --shape.") from error
+        outputs = _call(self._session, self._outputs, feeds)
         if not all(isinstance(output, np.ndarray) for output in outputs):
             msg = "The model gives sequences or maps, not tensors; its rows cannot be told apart."
             raise ModelError(msg, hint="export the model without ZipMap or sequence outputs.")
@@ -145,38 +141,59 @@ class TracedSession:
 
 
 class TimedSession:
-    """A model loaded as it is in the file, without the cost of watching it.
+    """A model loaded without the cost of watching it.
 
     Args:
         model: The `.onnx` file.
         device: Where it runs.
+        is_optimizing: Whether the runtime optimises the file while it loads it; else it runs as it is.
 
     Raises:
+        DeviceOutOfMemoryError: It does not fit into memory.
         ModelError: The runtime does not load the model.
     """
 
-    def __init__(self, model: Path, device: Device) -> None:
+    def __init__(self, model: Path, device: Device, *, is_optimizing: bool = False) -> None:
         runtime = load_runtime()
-        options = _options(runtime)
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = _options(runtime, is_optimizing=is_optimizing)
         self._session: Any = _open(runtime, model, options, device)
         # On the CPU a call runs on this thread alone, and its own time is not disturbed by other processes.
         self._clock = time.thread_time if device.kind is DeviceKind.CPU else time.perf_counter
 
     def seconds(self, feeds: Mapping[str, NDArray[np.generic]], seconds_max: float) -> float:
-        """Return the shortest of the calls that fit into `seconds_max`, of at least two after a first one."""
-        self._session.run(None, dict(feeds))
+        """Return the shortest of the calls that fit into `seconds_max`, of at least two after a first one.
+
+        On the CPU it is this thread's own time, which runs the whole call.
+
+        Raises:
+            DeviceOutOfMemoryError: A call did not fit into memory.
+            ModelError: The model refuses the arrays.
+        """
+        _call(self._session, None, feeds)
         best, begun, calls = math.inf, time.perf_counter(), 0
         while calls < CALLS_MIN or (calls < CALLS_MAX and time.perf_counter() - begun < seconds_max):
             start = self._clock()
-            self._session.run(None, dict(feeds))
+            _call(self._session, None, feeds)
             best = min(best, self._clock() - start)
             calls += 1
         return best
 
 
-def _options(runtime: Any) -> Any:  # noqa: ANN401 - the runtime has no usable types
+def _call(session: Any, outputs: list[str] | None, feeds: Mapping[str, NDArray[np.generic]]) -> Any:  # noqa: ANN401 - the runtime has no usable types
+    try:
+        return session.run(outputs, dict(feeds))
+    except Exception as error:  # the runtime's errors have no common base
+        if is_out_of_memory(error):
+            msg = f"A call does not fit into memory: {one_line(error)}"
+            raise DeviceOutOfMemoryError(msg, batch_rows=0) from error
+        msg = f"The model fails: {one_line(error)}"
+        raise ModelError(msg, hint="give the shapes that it takes with --shape.") from error
+
+
+def _options(runtime: Any, *, is_optimizing: bool) -> Any:  # noqa: ANN401 - the runtime has no usable types
     options = runtime.SessionOptions()
+    if not is_optimizing:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = LOG_FATAL_ONLY
     options.intra_op_num_threads = 1
     options.enable_mem_pattern = False
@@ -191,6 +208,9 @@ def _open(runtime: Any, model: Path, options: Any, device: Device | None = None)
     try:
         return runtime.InferenceSession(str(model), options, providers=providers)
     except Exception as error:  # the runtime's errors have no common base
+        if is_out_of_memory(error):
+            msg = f"Model {str(model)!r} does not fit into memory: {one_line(error)}"
+            raise DeviceOutOfMemoryError(msg, batch_rows=0) from error
         msg = f"ONNX Runtime cannot load {str(model)!r}: {one_line(error)}"
         raise ModelError(msg, hint="check the file with onnx.checker, and its operators' domains.") from error
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from sits_dagster.adapters.profile_cache import ProfileCache
-from sits_dagster.adapters.profiler import ProfileOptions, profile_model
+from sits_dagster.adapters.profiler import ProfileOptions, cache_request, profile_model, why_untried
 from sits_dagster.adapters.sandbox import SandboxLimits, run_sandboxed
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import ConfigError
-from sits_dagster.models.arena import ArenaPolicy, ExtendStrategy
+from sits_dagster.models.arena import CARD_STRATEGY, ArenaPolicy, ExtendStrategy
 from sits_dagster.models.calibration import Probe, calibrate
 from sits_dagster.models.codec import dump, load
 from sits_dagster.models.profile import ModelProfile
@@ -19,8 +19,16 @@ from sits_dagster.models.profile import ModelProfile
 __all__ = ["OnnxProber", "calibrate_model"]
 
 SECONDS_PER_BATCH = 0.3
-DEADLINE_SECONDS = 120.0
-MEMORY_BYTES = 16 << 30
+DEADLINE_SECONDS_MIN, DEADLINE_SECONDS_MAX = 120.0, 1800.0
+MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 << 30, 64 << 30
+WEIGHT_COPIES = 4  # of two sessions, and while the file is optimised
+ARENA_COPIES = 4  # of two sessions, each of which may hold as much again when it grows
+# What a slow core, memory and disk do; how often a batch is run, and a model loaded beyond once a batch.
+SLOW_FLOPS_PER_SECOND = 1e9
+SLOW_BYTES_PER_SECOND = 1e9
+SLOW_DISK_BYTES_PER_SECOND = 1e8
+CALLS = 4
+LOADS = 3
 
 
 def calibrate_model(
@@ -40,16 +48,17 @@ def calibrate_model(
 
     Raises:
         ModelError: The file is broken, or a batch fails.
-        ConfigError: No ONNX Runtime is installed, or not even one row fits on the device.
+        ConfigError: The model could not be tried, or not even one row fits on the device.
+        TransientError: No process could be started, or somebody ended it.
+
+    Example:
+        >>> device = GpuPoolResource().devices()[0]  # doctest: +SKIP
+        >>> calibrate_model("recogniser.onnx", device).calibration  # doctest: +SKIP
     """
     chosen, kept = options or ProfileOptions(), cache or ProfileCache()
     profile = profile_model(path, chosen, cache=kept)
-    request = {
-        "device": device.name,
-        "shapes": {name: list(shape) for name, shape in (chosen.shapes or {}).items()},
-        "values": dict(chosen.values or {}),
-        "runtime": None if profile.runtime is None else dump(profile.runtime),
-    }
+    runtime = None if profile.runtime is None else dump(profile.runtime)
+    request = {**cache_request(chosen, runtime), "device": device.name}
     found = kept.find(profile.digest, request) if chosen.is_cached else None
     if found is not None:
         return replace(found, name=profile.name)
@@ -85,12 +94,13 @@ class OnnxProber:
         seconds_per_batch: float = SECONDS_PER_BATCH,
     ) -> None:
         if profile.runtime is None:
-            msg = f"The model of profile {profile.name!r} was not tried, so it cannot be measured."
-            raise ConfigError(msg, hint="profile it with an ONNX Runtime installed.")
+            msg = f"Model {profile.name!r} cannot be measured: {why_untried(profile)}."
+            raise ConfigError(msg, hint="mend that and profile the model again; it must be tried for this.")
         self._profile = profile
+        self._runtime = profile.runtime
         self._device = device
-        kept = cache or ProfileCache()
-        self._path = kept.optimized(profile.digest, profile.runtime) or Path(model).absolute()
+        self._path = Path(model).absolute()
+        self._cache = cache or ProfileCache()
         self._values = values
         self._seconds = seconds_per_batch
 
@@ -103,9 +113,7 @@ class OnnxProber:
     def policy(self) -> ArenaPolicy:
         """How the arena of the engine grows on this device, without a limit."""
         is_cpu = self._device.kind is DeviceKind.CPU
-        return ArenaPolicy(
-            strategy=ExtendStrategy.NEXT_POWER_OF_TWO if is_cpu else ExtendStrategy.SAME_AS_REQUESTED
-        )
+        return ArenaPolicy(strategy=ExtendStrategy.NEXT_POWER_OF_TWO if is_cpu else CARD_STRATEGY)
 
     def probe(self, rows: Sequence[int]) -> Sequence[Probe]:
         """Return what each batch took.
@@ -114,10 +122,12 @@ class OnnxProber:
             DeviceOutOfMemoryError: A batch did not fit.
             ModelError: The model refuses a batch, or it took too long.
         """
+        kept = self._cache.optimized(self._profile.digest, self._runtime)
         found = run_sandboxed(
             "sits_dagster.adapters.profiling:probe_model",
             {
                 "path": str(self._path),
+                "optimized": None if kept is None else str(kept),
                 "device": dump(self._device),
                 "input_shapes": dump(self._profile.input_shapes),
                 "integer_limit": self._profile.integer_limit,
@@ -125,7 +135,23 @@ class OnnxProber:
                 "rows": list(rows),
                 "seconds_max": self._seconds,
             },
-            limits=SandboxLimits(memory_bytes=MEMORY_BYTES, deadline_seconds=DEADLINE_SECONDS),
+            limits=_limits(self._profile, rows, self._seconds),
             subject=f"Model {self._profile.name!r}",
         )
-        return [load(Probe, item) for item in found]
+        if found["is_damaged"]:
+            self._cache.drop_optimized(self._profile.digest, self._runtime)
+        return [load(Probe, item) for item in found["probes"]]
+
+
+def _limits(profile: ModelProfile, rows: Sequence[int], seconds_per_batch: float) -> SandboxLimits:
+    """Return what probing may use: what the weights and the batches ask for, generously, between two ends."""
+    weights = max(profile.file_bytes, profile.parameter_bytes)
+    held = profile.held(max(rows), ArenaPolicy()) or 0
+    memory = MEMORY_BYTES_MIN + WEIGHT_COPIES * weights + ARENA_COPIES * held
+    work = sum(profile.flops(count) / SLOW_FLOPS_PER_SECOND for count in rows)
+    work += sum(profile.bytes_moved(count) / SLOW_BYTES_PER_SECOND for count in rows)
+    loading = (len(rows) + LOADS) * weights / SLOW_DISK_BYTES_PER_SECOND
+    seconds = DEADLINE_SECONDS_MIN + CALLS * work + len(rows) * seconds_per_batch + loading
+    return SandboxLimits(
+        memory_bytes=min(MEMORY_BYTES_MAX, memory), deadline_seconds=min(DEADLINE_SECONDS_MAX, seconds)
+    )

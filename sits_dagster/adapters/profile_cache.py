@@ -7,29 +7,54 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sits_dagster.errors import ModelError
+from sits_dagster.inference.sizing import BatchOptimum
 from sits_dagster.models.batching import BatchingReport
 from sits_dagster.models.codec import dump, load
 from sits_dagster.models.profile import SCHEMA, ModelProfile, RuntimeKey
 
+Value = TypeVar("Value")
+
 __all__ = ["ProfileCache", "cache_folder"]
 
 FOLDER_VARIABLE = "SITS_CACHE_DIR"
-BATCHING_SCHEMA = 3  # one more when trials find something else
+TRIALS_SCHEMA = 3  # one more when trials find something else
 OPTIMIZED_BYTES_MAX = 4 << 30  # of all optimised graphs; those not used for the longest time go first
+KEPT_FILES_MAX = 1000  # of profiles, and of trials; the oldest go first
+STAGED = ".staged-"  # what is not yet in its place: never read, and gone when it is old
+STAGED_SECONDS_MAX = 3600.0
+GRAPH = "model.onnx"
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return where profiles are kept: `SITS_CACHE_DIR`, or `sits-dagster` in the user's cache folder."""
+    """Return where profiles are kept: `SITS_CACHE_DIR`, or `sits-dagster` in the user's cache folder.
+
+    It is a folder of its own among the temporary files where the user has no home.
+    """
     known = os.environ if environment is None else environment
     if known.get(FOLDER_VARIABLE):
-        return Path(known[FOLDER_VARIABLE])
-    home = known.get("XDG_CACHE_HOME") or str(Path(known.get("HOME", str(Path.home()))) / ".cache")
-    return Path(home) / "sits-dagster"
+        return Path(known[FOLDER_VARIABLE]).absolute()
+    if known.get("XDG_CACHE_HOME"):
+        return Path(known["XDG_CACHE_HOME"]).absolute() / "sits-dagster"
+    home = Path(known["HOME"]) if known.get("HOME") else _home()
+    if home is None:
+        return Path(tempfile.gettempdir()).absolute() / f"sits-dagster-{os.getuid()}"
+    return home.absolute() / ".cache" / "sits-dagster"
+
+
+def _home() -> Path | None:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return None if home == Path(home.anchor) else home  # an empty HOME, or a user without one
 
 
 class ProfileCache:
@@ -55,44 +80,64 @@ class ProfileCache:
 
     def find_batching(self, digest: str, key: str) -> BatchingReport | None:
         """Return what a trial of a model with such rows showed, or `None` where there was none."""
-        try:
-            return load(BatchingReport, json.loads(self._batching(digest, key).read_bytes()))
-        except (OSError, ValueError, RecursionError):
-            return None
+        return self._learned("batching", digest, key, BatchingReport)
 
     def keep_batching(self, digest: str, key: str, report: BatchingReport) -> None:
         """Keep what a trial showed."""
-        _write(self._batching(digest, key), json.dumps(dump(report)))
+        _write(self._place("batching", digest, key), json.dumps(dump(report)))
+
+    def find_optimum(self, digest: str, key: str) -> BatchOptimum | None:
+        """Return the batch that was measured to be the best, or `None` where none was."""
+        return self._learned("optimum", digest, key, BatchOptimum)
+
+    def keep_optimum(self, digest: str, key: str, optimum: BatchOptimum) -> None:
+        """Keep the batch that was measured to be the best."""
+        _write(self._place("optimum", digest, key), json.dumps(dump(optimum)))
 
     def optimized(self, digest: str, runtime: RuntimeKey) -> Path | None:
-        """Return a model's optimised graph, or `None` where there is none."""
-        path = self._optimized(digest, runtime) / "model.onnx"
-        if not path.is_file():
-            return None
+        """Return a model's optimised graph, or `None` where there is none that can be read."""
+        path = self._optimized(digest, runtime) / GRAPH
         try:
-            os.utime(path.parent)
+            if not path.is_file() or not os.access(path, os.R_OK):
+                return None
         except OSError:
             return None
+        with suppress(OSError):  # another user's is as good
+            os.utime(path.parent)
         return path
 
     def keep_optimized(self, digest: str, runtime: RuntimeKey, made: Path) -> Path | None:
-        """Copy a folder with an optimised graph into the cache; return the graph, `None` if that fails."""
+        """Copy a folder with an optimised graph into the cache; return the graph, `None` if that fails.
+
+        One that is there already stays, unless its graph is missing.
+        """
         target = self._optimized(digest, runtime)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            staged = Path(tempfile.mkdtemp(dir=target.parent, prefix=".staged-"))
-            shutil.copytree(made, staged, dirs_exist_ok=True)
-            try:
-                staged.rename(target)
-            except OSError:  # another process kept it first
-                shutil.rmtree(staged, ignore_errors=True)
-            self._prune(target)
+            with _staged(target.parent) as staged:
+                staged.mkdir()
+                for file in made.iterdir():
+                    shutil.copyfile(file, staged / file.name)
+                try:
+                    staged.rename(target)
+                except OSError:  # another process kept it first, or what is there is damaged
+                    if not (target / GRAPH).is_file():
+                        _remove(target)
+                        staged.rename(target)
         except OSError:
             return None
+        with suppress(OSError):
+            self._prune(target)
         return self.optimized(digest, runtime)
 
+    def drop_optimized(self, digest: str, runtime: RuntimeKey) -> None:
+        """Forget an optimised graph that cannot be loaded; one that cannot be removed is no error."""
+        shutil.rmtree(self._optimized(digest, runtime), ignore_errors=True)
+
     def _prune(self, newest: Path) -> None:
-        folders = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+        _drop_stale(newest.parent)
+        folders = [folder for folder in newest.parent.iterdir() if not folder.name.startswith(STAGED)]
+        folders.sort(key=_changed)
         sizes = {
             folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             for folder in folders
@@ -109,9 +154,15 @@ class ProfileCache:
         key = hashlib.sha256(json.dumps([SCHEMA, request], sort_keys=True).encode()).hexdigest()
         return self.folder / "profiles" / f"{digest}-{key[:16]}.json"
 
-    def _batching(self, digest: str, key: str) -> Path:
-        text = f"{BATCHING_SCHEMA}|{key}"
-        return self.folder / "batching" / f"{digest}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    def _learned(self, kind: str, digest: str, key: str, value: type[Value]) -> Value | None:
+        try:
+            return load(value, json.loads(self._place(kind, digest, key).read_bytes()))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def _place(self, kind: str, digest: str, key: str) -> Path:
+        text = f"{TRIALS_SCHEMA}|{key}"
+        return self.folder / kind / f"{digest}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
     def _optimized(self, digest: str, runtime: RuntimeKey) -> Path:
         text = f"{runtime.version}|{runtime.provider}|{runtime.options}"
@@ -122,9 +173,45 @@ def _write(path: Path, text: str) -> None:
     """Put a file in place whole; a folder that cannot be written to is no error of a cache."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
+        with _staged(path.parent) as staged:
+            staged.write_text(text, encoding="utf-8")
+            staged.replace(path)
+        _drop_stale(path.parent)
+        kept = [file for file in path.parent.iterdir() if not file.name.startswith(STAGED)]
+        if len(kept) > KEPT_FILES_MAX:
+            for old in sorted(kept, key=_changed)[:-KEPT_FILES_MAX]:
+                old.unlink(missing_ok=True)
     except OSError:
         return
+
+
+@contextmanager
+def _staged(folder: Path) -> Generator[Path]:
+    """Give a name for a file or folder that is made now; whatever happens, nothing is left under it."""
+    staged = folder / f"{STAGED}{uuid.uuid4().hex}"
+    try:
+        yield staged
+    finally:
+        _remove(staged)
+
+
+def _drop_stale(folder: Path) -> None:
+    """Remove what a process that was killed left."""
+    oldest = time.time() - STAGED_SECONDS_MAX
+    for staged in folder.glob(f"{STAGED}*"):
+        if 0 < _changed(staged) < oldest:
+            _remove(staged)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _changed(path: Path) -> float:
+    """Return when a path was changed; 0 for one that another process removed meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

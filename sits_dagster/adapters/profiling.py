@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sits_dagster.adapters.onnx_trace import TimedSession, TracedSession, optimize, runtime_key
-from sits_dagster.devices.device import Device
+from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import ModelError, SitsError
 from sits_dagster.models.analysis import analyse, row_counts
 from sits_dagster.models.batching import (
@@ -26,7 +28,7 @@ from sits_dagster.models.batching import (
 )
 from sits_dagster.models.calibration import Probe
 from sits_dagster.models.codec import dump, load
-from sits_dagster.models.graph.files import make_traceable
+from sits_dagster.models.graph.files import external_data_files, make_traceable
 from sits_dagster.models.graph.shapes import GraphFile
 from sits_dagster.models.graph.structure import Graph, TensorType
 from sits_dagster.models.inputs import IMAGE_SIZES, InputShapes, input_shapes
@@ -41,7 +43,7 @@ from sits_dagster.models.samples import attempts, is_mask, sample_batch, sample_
 from sits_dagster.models.trace import CallTrace
 from sits_dagster.models.words import shown
 
-__all__ = ["analyse_model", "probe_model", "try_model"]
+__all__ = ["analyse_model", "list_files", "probe_model", "try_model"]
 
 PADDING_CELLS = 32
 NODES_TRIED_MAX = 20_000  # the runtime takes seconds to load these, and loads them a few times
@@ -141,28 +143,63 @@ def _run(
     return run, {rows: traced_types(file.graph, trace, {}) for rows, trace in traces.items()}
 
 
-def probe_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """Return what batches of the model took: a list of `Probe` as JSON values.
+def list_files(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return the paths of the files that hold the model's external tensors, sorted by name.
 
     Args:
-        request: `path` of a graph that is loaded as it is; `device`; `input_shapes`; `integer_limit`;
-            `values`; the `rows` of each batch; and `seconds_max`, how long the calls of one batch are
-            repeated for their time.
+        request: `path`.
+
+    Raises:
+        ModelError: The file is broken, or refers to a file that is missing or outside of its folder.
+    """
+    return [str(file) for file in external_data_files(Path(request["path"]))]
+
+
+def probe_model(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return what batches of the model took, a list of `Probe` as JSON values, and if the graph is damaged.
+
+    The CPU runs the graph that was optimised for it; without one that loads, the file is optimised first. A
+    card has kernels of its own: there the runtime optimises the file while it loads it.
+
+    Args:
+        request: `path` of the model's file; `optimized`, its optimised graph for this CPU, or `None`;
+            `device`; `input_shapes`; `integer_limit`; `values`; the `rows` of each batch; and `seconds_max`,
+            how long the calls of one batch are repeated for their time.
+
+    Returns:
+        `probes`, and `is_damaged`: whether the optimised graph does not load.
     """
     path, shapes = Path(request["path"]), load(InputShapes, request["input_shapes"])
-    device = load(Device, request["device"])
-    inputs = GraphFile(path).graph.inputs
-    timed = TimedSession(path, device) if request["seconds_max"] > 0 else None
-    found: list[Any] = []
-    for rows in request["rows"]:
-        feeds = sample_batch(
-            inputs, shapes, rows, integer_limit=request["integer_limit"], values=request.get("values")
-        )
-        session = TracedSession(path, device)
-        session.run(feeds)
-        seconds = None if timed is None else timed.seconds(feeds, request["seconds_max"])
-        found.append(dump(Probe(rows=rows, bytes_held=arena_bytes(session.finish()), seconds=seconds)))
-    return found
+    device, seconds_max = load(Device, request["device"]), request["seconds_max"]
+    with tempfile.TemporaryDirectory(prefix="sits-probe-") as folder:
+        is_card, is_damaged = device.kind is not DeviceKind.CPU, False
+        if not is_card:
+            path, is_damaged = _optimized(path, request["optimized"], Path(folder))
+        inputs = GraphFile(path).graph.inputs
+        timed = TimedSession(path, device, is_optimizing=is_card) if seconds_max > 0 else None
+        found: list[Any] = []
+        for rows in request["rows"]:
+            feeds = sample_batch(
+                inputs, shapes, rows, integer_limit=request["integer_limit"], values=request.get("values")
+            )
+            session = TracedSession(path, device, is_optimizing=is_card)
+            session.run(feeds)
+            seconds = None if timed is None else timed.seconds(feeds, seconds_max)
+            found.append(dump(Probe(rows=rows, bytes_held=arena_bytes(session.finish()), seconds=seconds)))
+    return {"probes": found, "is_damaged": is_damaged}
+
+
+def _optimized(model: Path, optimized: str | None, folder: Path) -> tuple[Path, bool]:
+    """Return an optimised graph of a model that loads, and whether the one that was given does not."""
+    if optimized is not None:
+        with suppress(ModelError):
+            GraphFile(Path(optimized))
+            TracedSession(Path(optimized))
+            return Path(optimized), False
+    made = folder / "model.onnx"
+    optimize(model, made)
+    make_traceable(made, GraphFile(model).graph.inputs)
+    return made, optimized is not None
 
 
 def _given(request: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:

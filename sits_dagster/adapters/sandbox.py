@@ -33,7 +33,8 @@ __all__ = ["TARGETS", "SandboxLimits", "run_sandboxed"]
 
 # The functions that may be run, as "package.module:function". Each takes the request and returns JSON values.
 TARGETS: frozenset[str] = frozenset(
-    f"sits_dagster.adapters.profiling:{name}" for name in ("analyse_model", "probe_model", "try_model")
+    f"sits_dagster.adapters.profiling:{name}"
+    for name in ("analyse_model", "list_files", "probe_model", "try_model")
 )
 
 MEMORY_BYTES = 4 * 2**30

@@ -72,7 +72,7 @@ def build_inference_asset(  # noqa: PLR0913 - the asset's declaration, keyword-o
             one step.
         code_version: Stands for the code of `encode` and `decode`; by default their source is digested,
             so that a change of code computes a partition again.
-        batch_rows: Rows of a batch, >= 1; by default what the inference resource says.
+        batch_rows: Rows of a batch, >= 1; by default what the inference resource says, or what is measured.
         pool: Dagster's concurrency pool of the computing steps.
         asset_options: Further arguments of `dagster.asset`: `deps`, `group_name`, `owners`, `tags`,
             `description`, `backfill_policy`, …

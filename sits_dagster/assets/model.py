@@ -65,7 +65,7 @@ def build_model_asset(
             prepare(path)
         found = profile_model(path, options)
         for warning in found.warnings:
-            context.log.warning(f"Model {model.name!r}: {warning}.")
+            context.log.warning(f"Model {model.name!r}: {warning.rstrip('.')}.")
         return dg.MaterializeResult(
             metadata=model_metadata(found, path=str(path), card=known),
             data_version=dg.DataVersion(found.digest),

@@ -19,13 +19,15 @@ from sits_dagster.assets.reporting import reports_progress
 from sits_dagster.assets.stop import StopSignal
 from sits_dagster.devices.device import DeviceKind
 from sits_dagster.errors import TransientError
+from sits_dagster.inference.adaptive import AdaptiveBatchSizer
 from sits_dagster.inference.attempt import Attempt
 from sits_dagster.inference.batching_probe import probe_partition
 from sits_dagster.inference.checkpoint import QUARANTINE_FOLDER
 from sits_dagster.inference.partition import run_attempt
 from sits_dagster.inference.shards import Shard
-from sits_dagster.inference.sizing import FixedBatchSizer
+from sits_dagster.inference.sizing import BatchOptimum, BatchSizer, FixedBatchSizer
 from sits_dagster.inference.stats import PartitionStats, Progress
+from sits_dagster.inference.trials import measure_batches
 from sits_dagster.metadata import partition_metadata
 from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.resources.gpu_pool import GpuPoolResource
@@ -73,8 +75,8 @@ class StepRuntime:
         return opened
 
     @property
-    def batch_rows(self) -> int:
-        """Rows of a batch: the asset's own number, or the deployment's."""
+    def batch_rows(self) -> int | None:
+        """Rows of a batch: the asset's own number, or the deployment's; `None` where none is given."""
         return self.job.batch_rows or self.inference.batch_rows
 
     @contextmanager
@@ -90,7 +92,7 @@ class StepRuntime:
             engine = OnnxEngine(path, device, threads=self.gpu_pool.threads, optimized=optimized)
             engine.digest = digest
             fixed = engine.signature.batch_rows_fixed
-            if fixed is not None and fixed != self.batch_rows:
+            if fixed is not None and self.batch_rows not in {None, fixed}:
                 self.context.log.warning(
                     f"Model {self.job.model.name!r} takes batches of {fixed} only; "
                     f"batch_rows={self.batch_rows} is not used."
@@ -116,7 +118,7 @@ class StepRuntime:
             raise TransientError(
                 msg, retry_after_seconds=1.0, hint="the step is tried again with the new one."
             )
-        batch_rows = self._batch_rows(opened, engine, stop, progress)
+        sizer = self._sizer(opened, engine, stop, progress)
         with reports_progress(
             self.context,
             progress,
@@ -129,7 +131,7 @@ class StepRuntime:
                 self.job.with_signature(opened, engine.signature),
                 shards=shards,
                 engine=engine,
-                sizer=FixedBatchSizer(batch_rows),
+                sizer=sizer,
                 policy=self.inference.policy(),
                 progress=progress,
                 should_stop=stop,
@@ -142,28 +144,64 @@ class StepRuntime:
             )
         return is_done, len(carried)
 
-    def _batch_rows(
+    def _sizer(
         self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal, progress: Progress
-    ) -> int:
-        """Return the rows of a batch: one where rows must not share it."""
-        rows = engine.signature.batch_rows_fixed or self.batch_rows
-        if engine.signature.batch_rows_fixed == 1:
-            return 1
+    ) -> BatchSizer:
+        """Return what sizes the batches: one row where rows must not share any, else as given or measured."""
+        fixed = engine.signature.batch_rows_fixed
+        if fixed == 1:
+            return FixedBatchSizer(1)
         batching = self._batching(opened, engine, stop)
+        if not self._may_share(batching, progress):
+            return FixedBatchSizer(1)
+        given = fixed or self.batch_rows
+        if given is not None:
+            return FixedBatchSizer(given)
+        return self._measured_sizer(opened, engine, stop)
+
+    def _may_share(self, batching: BatchingReport, progress: Progress) -> bool:
+        """Return whether rows may share a batch, as declared or as tried."""
         declared = self.job.model.is_batchable
         if declared is not None:
             verdict = Batching.INVARIANT if declared else Batching.NOT_BATCHABLE
             progress.batching = f"{verdict.value}, as declared"
-            return rows if declared else 1
+            return declared
         progress.batching = batching.verdict.value
         if batching.verdict is not Batching.NOT_BATCHABLE:
-            return rows
-        if rows > 1:
+            return True
+        if self.batch_rows != 1:
             self.context.log.warning(
                 f"Model {self.job.model.name!r} gets batches of one row: {batching.evidence[0]}. "
                 "OnnxModel(is_batchable=True) overrules that."
             )
-        return 1
+        return False
+
+    def _measured_sizer(self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal) -> BatchSizer:
+        """Return a sizer that starts from what was measured, in this run or an earlier one."""
+        policy, cache = self.inference.policy(), ProfileCache()
+        parts = (runtime_key(), engine.device_name, self.gpu_pool.threads, opened.fingerprint.configuration)
+        key = repr((*parts, self.inference.batch_rows_max))
+        optimum = cache.find_optimum(engine.digest, key)
+        if optimum is None:
+            found = measure_batches(
+                self.job.with_signature(opened, engine.signature),
+                engine,
+                policy,
+                rows_max=self.inference.batch_rows_max,
+                seconds_max=self.inference.measuring_seconds_max,
+                should_stop=stop,
+            )
+            if found is None:
+                return FixedBatchSizer(policy.batch_rows)
+            bucket, climbed = found
+            optimum = BatchOptimum(bucket=bucket, rows=climbed.rows)
+            cache.keep_optimum(engine.digest, key, optimum)
+            speeds = ", ".join(f"{t.rows}: {t.rows_per_second:,.0f}" for t in climbed.trials)
+            self.context.log.info(
+                f"Batches of {climbed.rows} rows of shape {bucket}: rows a second by batch {speeds}; "
+                f"{climbed.end.value}."
+            )
+        return AdaptiveBatchSizer(optimum, rows_max=self.inference.batch_rows_max)
 
     def _batching(self, opened: OpenPartition, engine: OnnxEngine, stop: StopSignal) -> BatchingReport:
         """Return whether rows may share a batch, tried once for a model, device and configuration."""

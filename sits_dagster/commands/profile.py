@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,10 +13,9 @@ from sits_dagster.adapters.prober import calibrate_model
 from sits_dagster.adapters.profiler import ProfileOptions, profile_model
 from sits_dagster.adapters.triton import CONFIG_NAME, ONNX_NAME, read_triton_repository
 from sits_dagster.commands.profile_report import Machine, model_report
-from sits_dagster.errors import ConfigError, ModelError
+from sits_dagster.errors import ConfigError, InvariantError, SitsError, TransientError
 from sits_dagster.models.hardware import device_model
 from sits_dagster.models.inputs import GivenShapes
-from sits_dagster.models.model import model_files
 from sits_dagster.models.profile import ModelProfile
 from sits_dagster.models.triton import (
     InstanceKind,
@@ -68,6 +68,7 @@ def profile_path(request: ProfileRequest, *, say: Callable[[str], None]) -> dict
     Raises:
         ModelError: A file is missing or broken.
         ConfigError: An option does not fit the model, or the folder is no repository.
+        TransientError: The device that measures stayed in use.
     """
     device = device_model(request.device or REFERENCE_DEVICE)
     memory_bytes = request.memory_bytes or device.memory_bytes
@@ -75,18 +76,21 @@ def profile_path(request: ProfileRequest, *, say: Callable[[str], None]) -> dict
     if request.path.is_dir():
         return _Repository(request, machine, say).report()
     say(f"Profiling {request.path.name}")
-    profile = _profile(request.path, request.options, request)
+    profile = _profile(request.path, request.options, request, say)
     _check_names("--value", request.options.values or {}, {value.name for value in profile.inputs})
     return _report(request.path, profile, request, machine)
 
 
-def _profile(path: Path, options: ProfileOptions, request: ProfileRequest) -> ModelProfile:
+def _profile(
+    path: Path, options: ProfileOptions, request: ProfileRequest, say: Callable[[str], None]
+) -> ModelProfile:
     if not request.is_calibrated:
         return profile_model(path, options)
     from sits_dagster.resources.gpu_pool import GpuPoolResource
 
-    device = GpuPoolResource().devices()[0]
-    return calibrate_model(path, device, options)
+    owner = f"sits profile {path.name} (process {os.getpid()})"
+    with GpuPoolResource().lease(owner=owner, should_stop=lambda: False, on_wait=say) as device:
+        return calibrate_model(path, device, options)
 
 
 def _report(
@@ -100,8 +104,7 @@ def _report(
     report = model_report(
         profile, machine, rows=request.rows, rows_limit=rows_limit, is_optimized=request.is_optimized
     )
-    size = sum(file.stat().st_size for file in model_files(path))
-    return {**report, "path": str(path), "file_bytes": size}
+    return {**report, "path": str(path)}
 
 
 def _check_names(option: str, given: Mapping[str, Any], known: set[str]) -> None:
@@ -129,7 +132,9 @@ class _Repository:
                 self._say(f"Profiling {model.name}, version {version.number}")
                 try:
                     models.append(self._version(model, version, version.path))
-                except (ConfigError, ModelError) as error:
+                except (InvariantError, TransientError):
+                    raise  # a fault of this package; a passing one of the machine, not of the model
+                except SitsError as error:
                     failed.append({"name": model.name, "version": version.number, "error": str(error)})
         if models:
             known = {value["name"] for model in models for value in model["inputs"]}
@@ -154,7 +159,7 @@ class _Repository:
 
     def _version(self, model: TritonModel, version: TritonVersion, path: Path) -> dict[str, Any]:
         options = replace(self._request.options, shapes=self._shapes(model, path))
-        profile = _profile(path, options, self._request)
+        profile = _profile(path, options, self._request, self._say)
         sessions = _sessions_max(model)
         machine = replace(self._machine, memory_bytes=max(1, self._machine.memory_bytes // sessions))
         rows_limit = model.max_batch_size if model.max_batch_size > 0 else None

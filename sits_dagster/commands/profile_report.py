@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sits_dagster.models.arena import ArenaPolicy
+from sits_dagster.models.arena import CARD_STRATEGY, ArenaPolicy
 from sits_dagster.models.batching import Batching
 from sits_dagster.models.cost import KernelCost
 from sits_dagster.models.hardware import DeviceModel
 from sits_dagster.models.linear import Linear
-from sits_dagster.models.profile import WATERMARK, AxisGrowth, ModelProfile, TensorProfile
+from sits_dagster.models.profile import UNKNOWN, WATERMARK, AxisGrowth, ModelProfile, TensorProfile
 from sits_dagster.models.roofline import (
+    BANDWIDTH_PRESETS,
+    BandwidthPreset,
     arithmetic_intensity,
     io_bound_ratio,
     roofline_bound,
     roofline_seconds,
 )
+from sits_dagster.models.timing import TimeModel, bandwidth_contention
 
 __all__ = ["Machine", "model_report"]
 
 NOTHING = Linear(0, 0)
 BATCH_ROWS = (1, 8, 32, 64)
 DIGITS = 6
-UNKNOWN = "unknown"
-UNCOSTED_SHARE_MAX = 0.05  # of the calls: with more of unknown shape a plan of buffers says nothing
+ROWS_BEYOND_MEASURED = 4  # times the largest measured batch: beyond it the time model is a guess
 CPU_ONLY = ".nchwc."
 
 
@@ -56,15 +59,15 @@ class _Costs:
         rates = {
             "flops_per_second": self.device.flops_per_second[self.dtype],
             "bandwidth_bytes_per_second": self.device.bandwidth_bytes_per_second,
+            "launch_seconds": self.device.launch_seconds,
         }
         object.__setattr__(self, "rates", rates)
 
     def at(self, rows: int) -> dict[str, Any]:
         """Return what the roofline says of a batch; nothing where nothing is known."""
-        launch = self.device.launch_seconds
-        seconds = roofline_seconds(self.kernels, rows, **self.rates, launch_seconds=launch)
+        seconds = roofline_seconds(self.kernels, rows, **self.rates)
         is_known = bool(self.kernels) and seconds > 0
-        bound = roofline_bound(self.kernels, rows, **self.rates, launch_seconds=launch)
+        bound = roofline_bound(self.kernels, rows, **self.rates)
         return {
             "flops_batch": _number(sum(kernel.flops(rows) for kernel in self.kernels)),
             "bytes_moved_batch": _number(sum(kernel.bytes_moved(rows) for kernel in self.kernels)),
@@ -86,9 +89,7 @@ class _Costs:
                 "calls": len(kernels),
                 "flops": _number(sum(kernel.flops(rows) for kernel in kernels)),
                 "bytes_moved": _number(sum(kernel.bytes_moved(rows) for kernel in kernels)),
-                "seconds_predicted": roofline_seconds(
-                    kernels, rows, **self.rates, launch_seconds=self.device.launch_seconds
-                ),
+                "seconds_predicted": roofline_seconds(kernels, rows, **self.rates),
             }
             for operator, kernels in groups.items()
         ]
@@ -122,28 +123,21 @@ def model_report(
     )
     flops = sum((kernel.flops for kernel in costs.kernels), NOTHING)
     moved = sum((kernel.bytes_moved for kernel in costs.kernels), NOTHING)
-    source = _memory_source(profile)
-    profile = profile if source == profile.memory_source else replace(profile, memory_source=source)
-    most = 0 if source == UNKNOWN else profile.batch_rows_max(machine.memory_bytes)
+    source = profile.memory_source
+    most = profile.batch_rows_max(machine.memory_bytes, strategy=CARD_STRATEGY)
     most = most if rows_limit is None else min(most, rows_limit)
     standard = _rows(profile, rows_limit)
     batches = {*standard, chosen, *([most] if most else [])}
     return {
-        "name": profile.name,
-        "digest": profile.digest,
-        "inputs": [_tensor(value) for value in profile.inputs],
-        "outputs": [_tensor(value) for value in profile.outputs],
-        "lengths": {**{growth.axis: growth.length for growth in profile.growth}, **profile.lengths},
-        "parameters": profile.parameters,
-        "parameter_bytes": profile.parameter_bytes,
-        "parameter_bytes_by_type": dict(profile.parameter_bytes_by_type),
+        **_model(profile),
         "kernels": len(costs.kernels),
         "kernels_source": "optimized" if kernels else "graph",
-        "flops_per_row": _number(_per_row(flops, fixed)),
-        "bytes_per_row": _number(_per_row(moved, fixed)),
+        "flops_per_row": _number(profile.per_row(flops)),
+        "bytes_per_row": _number(profile.per_row(moved)),
         "flops": _line(flops),
         "bytes_moved": _line(moved),
         "memory_bytes": None if source == UNKNOWN else _line(profile.memory_bytes),
+        "memory_bytes_resident": profile.memory_bytes_resident,
         "memory_source": source,
         "memory_held_bytes": {
             str(count): _held(profile, count, machine.memory_bytes)["memory_held_bytes"] for count in standard
@@ -165,27 +159,72 @@ def model_report(
         "paddable_axes": list(profile.batching.paddable_axes),
         "operators": costs.operators(chosen),
         "uncosted": {operator: asdict(found) for operator, found in profile.uncosted.items()},
-        "warnings": [*_notes(profile, chosen, rows, is_optimized=is_optimized), *profile.warnings],
+        "warnings": [
+            *_notes(profile, chosen, rows, is_optimized=is_optimized),
+            *profile.rate_notes(machine.device.flops_per_second),
+            *profile.warnings,
+        ],
         "runtime": None if profile.runtime is None else asdict(profile.runtime),
-        "calibration": _calibration(profile, most or chosen),
+        "calibration": _calibration(profile, machine, most or chosen),
         "triton": None,
     }
 
 
-def _calibration(profile: ModelProfile, rows_max: int) -> dict[str, Any] | None:
+def _calibration(profile: ModelProfile, machine: Machine, rows_max: int) -> dict[str, Any] | None:
     """Return what was measured on a real device, and what the fitted time model says of a few batches."""
     found, times = profile.calibration, profile.time_model
     if found is None:
         return None
     fixed = profile.batch_rows_fixed
+    looked_at = None
+    if times is not None and fixed is None:
+        looked_at = min(rows_max, ROWS_BEYOND_MEASURED * max(times.rows_measured))
     return {
         "device": found.device,
+        "arena_strategy": found.strategy.value,
         "memory_held_bytes": {str(rows): held for rows, held in found.probes.items()},
         "memory_correction_bytes": _line(found.correction),
         "seconds": {}
         if times is None
         else {str(rows): times.seconds(rows) for rows in ((fixed,) if fixed else BATCH_ROWS)},
-        "batch_rows_flat": None if times is None or fixed else times.batch_rows_flat(rows_max=rows_max),
+        "batch_rows_flat": None
+        if times is None or looked_at is None
+        else times.batch_rows_flat(rows_max=looked_at),
+        "batch_rows_looked_at": looked_at,
+        "bandwidth_contention": None if times is None else _contention(times, machine, found.device),
+    }
+
+
+def _contention(times: TimeModel, machine: Machine, measured: str) -> float | None:
+    """Return the contention that the measured bandwidth implies; `None` if another device was measured."""
+    card = machine.device
+    model = next(word for word in card.name.split("-") if any(map(str.isdigit, word)))
+    if machine.is_reference or model not in re.split(r"[^a-z0-9]+", measured.lower()):
+        return None
+    article = next(iter(BANDWIDTH_PRESETS.values()))
+    own = BandwidthPreset(
+        bandwidth_bytes_per_second=card.bandwidth_bytes_per_second,
+        gap_sensitivity_per_nanosecond=article.gap_sensitivity_per_nanosecond,
+    )
+    preset = BANDWIDTH_PRESETS.get(card.name, own)
+    return bandwidth_contention(
+        times,
+        peak_bytes_per_second=preset.bandwidth_bytes_per_second,
+        gap_sensitivity_per_nanosecond=preset.gap_sensitivity_per_nanosecond,
+    )
+
+
+def _model(profile: ModelProfile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "digest": profile.digest,
+        "file_bytes": profile.file_bytes,
+        "inputs": [_tensor(value) for value in profile.inputs],
+        "outputs": [_tensor(value) for value in profile.outputs],
+        "lengths": {**{growth.axis: growth.length for growth in profile.growth}, **profile.lengths},
+        "parameters": profile.parameters,
+        "parameter_bytes": profile.parameter_bytes,
+        "parameter_bytes_by_type": dict(profile.parameter_bytes_by_type),
     }
 
 
@@ -197,7 +236,7 @@ def _device(machine: Machine, costs: _Costs) -> dict[str, Any]:
         "flops_rate_dtype": costs.dtype,
         "flops_rate_per_second": costs.rates["flops_per_second"],
         "bandwidth_bytes_per_second": costs.rates["bandwidth_bytes_per_second"],
-        "launch_seconds": machine.device.launch_seconds,
+        "launch_seconds": costs.rates["launch_seconds"],
     }
 
 
@@ -222,14 +261,6 @@ def _launched(kernels: Sequence[KernelCost]) -> tuple[KernelCost, ...]:
     return tuple(kernel for kernel in kernels if kernel.flops != NOTHING or kernel.bytes_moved != NOTHING)
 
 
-def _memory_source(profile: ModelProfile) -> str:
-    """Return where the memory figure is from; it is none if the plan is empty or lacks too many tensors."""
-    share = sum(found.share for found in profile.uncosted.values())
-    is_partial = profile.memory_source == "graph" and share > UNCOSTED_SHARE_MAX
-    is_empty = bool(profile.kernels) and not profile.memory_plan.events
-    return UNKNOWN if is_partial or is_empty else profile.memory_source
-
-
 def _rows(profile: ModelProfile, rows_limit: int | None) -> tuple[int, ...]:
     """Return the batches that are of interest: those that are allowed."""
     if profile.batch_rows_fixed is not None:
@@ -239,18 +270,20 @@ def _rows(profile: ModelProfile, rows_limit: int | None) -> tuple[int, ...]:
     return tuple(rows for rows in BATCH_ROWS if rows_limit is None or rows <= rows_limit)
 
 
-def _per_row(quantity: Linear, fixed: int | None) -> float:
-    return quantity.b if fixed is None else quantity(fixed) / fixed
-
-
 def _held(profile: ModelProfile, rows: int, memory_bytes: int) -> dict[str, Any]:
     """Return what the arena holds: near its limit it takes less at a time; beyond it, what it would take."""
     if profile.memory_source == UNKNOWN:
         return {"memory_held_bytes": None, "is_within_limit": None}
     room = int(memory_bytes * WATERMARK) - profile.parameter_bytes
-    held = profile.held(rows, ArenaPolicy(bytes_limit=room)) if room > 0 else None
+    held = None
+    if room > 0:
+        held = profile.held(rows, ArenaPolicy(strategy=CARD_STRATEGY, bytes_limit=room))
     is_within = held is not None
-    return {"memory_held_bytes": held if is_within else profile.held(rows), "is_within_limit": is_within}
+    unlimited = ArenaPolicy(strategy=CARD_STRATEGY)
+    return {
+        "memory_held_bytes": held if is_within else profile.held(rows, unlimited),
+        "is_within_limit": is_within,
+    }
 
 
 def _tensor(value: TensorProfile) -> dict[str, Any]:
@@ -268,16 +301,9 @@ def _growth(growth: AxisGrowth) -> dict[str, Any]:
         "length": growth.length,
         "memory_bytes": [_number(value) for value in growth.memory_bytes],
         "flops": [_number(value) for value in growth.flops],
-        "memory_ratio_at_double": _ratio_at_double(growth.memory_bytes, growth.length),
-        "flops_ratio_at_double": _ratio_at_double(growth.flops, growth.length),
+        "memory_ratio_at_double": _finite(growth.memory_ratio(2 * growth.length)),
+        "flops_ratio_at_double": _finite(growth.flops_ratio(2 * growth.length)),
     }
-
-
-def _ratio_at_double(coefficients: tuple[float, float, float], length: int) -> float | None:
-    now, then = (
-        sum(value * at**power for power, value in enumerate(coefficients)) for at in (length, 2 * length)
-    )
-    return _finite(then / now) if now > 0 else None
 
 
 def _line(line: Linear) -> dict[str, float]:
@@ -290,5 +316,5 @@ def _number(value: float) -> float:
     return int(near) if float(near).is_integer() else near
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

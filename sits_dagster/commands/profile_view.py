@@ -5,25 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sits_dagster.models.figures import si
 from sits_dagster.models.profile import BATCH_ROWS_MAX
 
 __all__ = ["print_report", "working"]
 
 OPERATORS_SHOWN = 8
 NAME_CHARS_MAX = 60
+NAME_CHARS_MIN = 16
 LABEL_CHARS_MAX = 20
+WIDTH_UNLIMITED = 10_000
 DIGEST_CHARS = 12
 MILLISECOND = 1e-3
 KILO = 1000
 GIBIBYTE = 1 << 30
 UNPACKED_RATIO_MIN = 1.2
-PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 VERDICTS = {
     "invariant": "rows of equal shape may share a batch",
     "mask-required": "rows may share a batch, rows of unlike length too if the mask covers the padding",
@@ -75,9 +78,9 @@ def _print_model(console: Console, report: Mapping[str, Any]) -> None:
         facts.add_row(label, text)
     console.print(facts)
     if report["seconds_predicted"] is not None or report["memory_source"] != "unknown":
-        console.print(_batches(report))
+        _print_columns(console, _batches(report))
     if report["operators"]:
-        console.print(_operators(report))
+        _print_columns(console, _operators(report))
     # What the verdict on batching says already is not said again.
     evidence = report["batching_evidence"]
     _print_warnings(
@@ -91,7 +94,10 @@ def _print_warnings(console: Console, warnings: list[str]) -> None:
 
 
 def _tensors(report: Mapping[str, Any]) -> Table:
-    table = Table("", "name", "type", "shape", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for title in ("name", "type", "shape"):
+        table.add_column(title, overflow="fold")  # a length that is cut would read as another one
     for kind in ("inputs", "outputs"):
         for value in report[kind]:
             shape = _shape(value, report["lengths"])
@@ -119,13 +125,13 @@ def _shape(value: Mapping[str, Any], lengths: Mapping[str, int]) -> str:
 def _model_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     by_type = sorted(report["parameter_bytes_by_type"].items(), key=lambda item: -item[1])
     types = ", ".join(f"{dtype} {_bytes(size)}" for dtype, size in by_type)
-    unpacked = report["parameter_bytes"] > UNPACKED_RATIO_MIN * report["file_bytes"]
+    unpacked = 0 < UNPACKED_RATIO_MIN * report["file_bytes"] < report["parameter_bytes"]
     grown = ", unpacked from the smaller file" if unpacked else ""
     size = _bytes(report["parameter_bytes"])
     yield "parameters", f"{report['parameters']:,} in {size} ({types or 'none'}){grown}"
     rows = report["rows"]
     graph = "ONNX Runtime's optimised" if report["kernels_source"] == "optimized" else "the file's"
-    per_row, batch = _si(report["flops_per_row"], "FLOP"), _si(report["flops_batch"], "FLOP")
+    per_row, batch = si(report["flops_per_row"], "FLOP"), si(report["flops_batch"], "FLOP")
     arithmetic = f"{per_row} a row, {batch} a batch of {rows} (a multiply-add counts as two)"
     yield "arithmetic", f"{arithmetic} in {report['kernels']:,} kernels of {graph} graph"
     per_row, batch = _bytes(report["bytes_per_row"]), _bytes(report["bytes_moved_batch"])
@@ -154,7 +160,11 @@ def _calibration(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         times = ", ".join(f"{_seconds(seconds)} for {rows}" for rows, seconds in found["seconds"].items())
         yield "", f"a batch takes {times}, as its time model says"
     if found["batch_rows_flat"] is not None:
-        yield "", f"larger batches than {found['batch_rows_flat']:,} gain less than 5 %"
+        looked_at = f"up to {found['batch_rows_looked_at']:,} rows, "
+        yield "", f"{looked_at}larger batches than {found['batch_rows_flat']:,} gain less than 5 %"
+    if found["bandwidth_contention"] is not None:
+        share = f"{found['bandwidth_contention']:.0%}"
+        yield "", f"the bandwidth that it reached is what a contention of {share} leaves, by the article"
 
 
 def _peak(report: Mapping[str, Any]) -> str:
@@ -200,7 +210,7 @@ def _triton(triton: Mapping[str, Any]) -> str:
 
 def _device_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     reference = " (a reference, as no --device is given)" if report["device_is_reference"] else ""
-    rate = f"{_si(report['flops_rate_per_second'], 'FLOP/s')} in {report['flops_rate_dtype']}"
+    rate = f"{si(report['flops_rate_per_second'], 'FLOP/s')} in {report['flops_rate_dtype']}"
     bandwidth = f"{_bytes(report['bandwidth_bytes_per_second'])}/s"
     gap = f"{_seconds(report['launch_seconds'])} a kernel"
     yield "device", f"{report['device']}{reference}: {rate}, {bandwidth}, {gap}"
@@ -229,51 +239,100 @@ def _largest(report: Mapping[str, Any]) -> str:
     return f"{most:,} row{'' if most == 1 else 's'}{why} within {room}, weights included"
 
 
-def _batches(report: Mapping[str, Any]) -> Table:
-    titles = ("rows", "arena holds", "with weights", "FLOP/byte", "bound by", "memory busy", "time", "rows/s")
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of figures.
+
+    Args:
+        title: Its title.
+        cells: Its cells.
+        rank: On a narrow terminal the columns of the highest rank go first; 0 always stays.
+        is_text: Whether it holds names, which may go on in the next line.
+    """
+
+    title: str
+    cells: list[str]
+    rank: int = 0
+    is_text: bool = False
+
+
+def _print_columns(console: Console, columns: list[_Column]) -> None:
+    """Print a table; columns are left out before a figure is cut, which would read as another one."""
+    shown = list(columns)
+    unlimited = console.options.update(max_width=WIDTH_UNLIMITED)
+    while console.measure(_table(shown), options=unlimited).minimum > console.width:
+        least = max(shown, key=lambda column: column.rank)
+        if least.rank == 0:
+            break
+        shown.remove(least)
+    console.print(_table(shown))
+    if hidden := ", ".join(column.title for column in columns if column not in shown):
+        console.print(f"a wider terminal shows more: {hidden}", style="dim")
+
+
+def _table(columns: list[_Column]) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for title in titles:
-        table.add_column(title, justify="right")
-    for batch in report["batches"]:
-        held = batch["memory_held_bytes"]
-        table.add_row(
-            f"{batch['rows']:,}",
-            _or_dash(held, _bytes),
-            _or_dash(held, lambda size: _bytes(size + report["parameter_bytes"]))
-            + (" (too much)" if batch["is_within_limit"] is False else ""),
-            _or_dash(batch["arithmetic_intensity"], "{:,.1f}".format),
-            batch["roofline_bound"] or "-",
-            _or_dash(batch["io_bound_ratio"], "{:.0%}".format),
-            _or_dash(batch["seconds_predicted"], _seconds),
-            _or_dash(batch["rows_per_second_predicted"], "{:,.0f}".format),
-        )
+    for column in columns:
+        if column.is_text:
+            table.add_column(column.title, overflow="fold", min_width=NAME_CHARS_MIN)
+        else:
+            width = max(map(len, (column.title, *column.cells)))
+            table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
     return table
 
 
-def _operators(report: Mapping[str, Any]) -> Table:
+def _batches(report: Mapping[str, Any]) -> list[_Column]:
+    batches = report["batches"]
+
+    def column(key: str, form: Callable[[Any], str]) -> list[str]:
+        return [_or_dash(batch[key], form) for batch in batches]
+
+    loaded = column("memory_held_bytes", lambda size: _bytes(size + report["parameter_bytes"]))
+    loaded = [
+        text + (" (too much)" if batch["is_within_limit"] is False else "")
+        for text, batch in zip(loaded, batches, strict=True)
+    ]
+    return [
+        _Column("rows", column("rows", "{:,}".format)),
+        _Column("arena holds", column("memory_held_bytes", _bytes), rank=4),
+        _Column("with weights", loaded),
+        _Column("FLOP/byte", column("arithmetic_intensity", "{:,.1f}".format), rank=5),
+        _Column("bound by", column("roofline_bound", str), rank=2),
+        _Column("memory busy", column("io_bound_ratio", "{:.0%}".format), rank=3),
+        _Column("time", column("seconds_predicted", _seconds)),
+        _Column("rows/s", column("rows_per_second_predicted", "{:,.0f}".format), rank=1),
+    ]
+
+
+def _operators(report: Mapping[str, Any]) -> list[_Column]:
     """Show the operators that take most of the time, and those that move most of the bytes."""
     keys = ("seconds_predicted", "bytes_moved")
     totals = {key: sum(group[key] for group in report["operators"]) or 1 for key in keys}
-    shown = {
+    names = {
         group["operator"]
         for key in keys
         for group in sorted(report["operators"], key=lambda group: -group[key])[:OPERATORS_SHOWN]
     }
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column(f"operators (batch of {report['rows']})")
-    for name in ("calls", "FLOP", "bytes", "time", "of the time", "of the bytes"):
-        table.add_column(name, justify="right")
-    for group in report["operators"]:
-        if group["operator"] in shown:
-            table.add_row(
-                _clean(group["operator"]),
-                f"{group['calls']:,}",
-                _si(group["flops"], ""),
-                _bytes(group["bytes_moved"]),
-                _seconds(group["seconds_predicted"]),
-                *(f"{group[key] / totals[key]:.0%}" for key in keys),
-            )
-    return table
+    shown = [group for group in report["operators"] if group["operator"] in names]
+
+    def column(key: str, form: Callable[[Any], str]) -> list[str]:
+        return [form(group[key]) for group in shown]
+
+    def shares(key: str) -> list[str]:
+        return column(key, lambda value: f"{value / totals[key]:.0%}")
+
+    title = f"operators (batch of {report['rows']:,})"
+    return [
+        _Column(title, column("operator", _clean), is_text=True),
+        _Column("calls", column("calls", "{:,}".format), rank=1),
+        _Column("FLOP", column("flops", si), rank=2),
+        _Column("bytes", column("bytes_moved", _bytes), rank=3),
+        _Column("time", column("seconds_predicted", _seconds)),
+        _Column("of the time", shares("seconds_predicted")),
+        _Column("of the bytes", shares("bytes_moved"), rank=4),
+    ]
 
 
 def _or_dash(value: Any, form: Callable[[Any], str]) -> str:  # noqa: ANN401 - a number of the report
@@ -290,15 +349,7 @@ def _clean(text: str, *, limit: int | None = NAME_CHARS_MAX) -> str:
 
 
 def _bytes(size: float) -> str:
-    return _si(size, "B")
-
-
-def _si(value: float, unit: str) -> str:
-    scaled, power = float(value), 0
-    while abs(scaled) >= KILO and power < len(PREFIXES) - 1:
-        scaled, power = scaled / KILO, power + 1
-    digits = f"{scaled:.0f}" if power == 0 or scaled >= KILO / 10 else f"{scaled:.3g}"
-    return f"{digits} {PREFIXES[power]}{unit}".strip()
+    return si(size, "B")
 
 
 def _seconds(seconds: float) -> str:

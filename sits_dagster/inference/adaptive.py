@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sits_dagster.errors import ConfigError
-from sits_dagster.inference.sizing import BatchMeasurement, Bucket
+from sits_dagster.inference.sizing import BatchMeasurement, BatchOptimum, Bucket
 
 __all__ = ["AdaptiveBatchSizer", "BatchDecision", "SizingReason", "bucket_cells"]
 
@@ -50,20 +49,23 @@ class BatchDecision:
 
 
 class AdaptiveBatchSizer:
-    """Gives each shape its measured optimum, others as many cells, and learns from running out of memory.
+    """Gives one shape its measured optimum, others as many cells, and learns from running out of memory.
 
     Args:
-        optimum: The best number of rows by shape, one shape at least.
+        optimum: The best batch of one shape.
         rows_max: Never more rows than this, >= 1.
+
+    Raises:
+        ConfigError: A number of rows is below 1.
     """
 
-    def __init__(self, optimum: Mapping[Bucket, int], *, rows_max: int) -> None:
-        if not optimum:
-            msg = "A sizer needs the measured optimum of one shape at least."
+    def __init__(self, optimum: BatchOptimum, *, rows_max: int) -> None:
+        if min(optimum.rows, rows_max) < 1:
+            msg = f"A batch needs at least one row, got {optimum.rows} and at most {rows_max}."
             raise ConfigError(msg)
-        self._optimum = dict(optimum)
+        self._optimum = optimum
         self._rows_max = rows_max
-        self._cells_budget = max(rows * bucket_cells(bucket) for bucket, rows in optimum.items())
+        self._cells_budget = optimum.rows * bucket_cells(optimum.bucket)
         self._ceilings: dict[Bucket, int] = {}
         self._lifted: set[Bucket] = set()
         self._current: dict[Bucket, int] = {}
@@ -115,8 +117,8 @@ class AdaptiveBatchSizer:
         return rows, reason
 
     def _aim(self, bucket: Bucket) -> tuple[int, SizingReason]:
-        if bucket in self._optimum:
-            rows, reason = self._optimum[bucket], SizingReason.MEASURED
+        if bucket == self._optimum.bucket:
+            rows, reason = self._optimum.rows, SizingReason.MEASURED
         else:
             rows, reason = max(1, self._cells_budget // bucket_cells(bucket)), SizingReason.SCALED
         return (self._rows_max, SizingReason.ROWS_MAX) if rows > self._rows_max else (rows, reason)

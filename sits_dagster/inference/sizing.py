@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from sits_dagster.errors import ConfigError
 from sits_dagster.inference.engine import MemorySample
 
-__all__ = ["BatchMeasurement", "BatchSizer", "Bucket", "FixedBatchSizer"]
+__all__ = ["BatchMeasurement", "BatchOptimum", "BatchSizer", "Bucket", "FixedBatchSizer"]
 
 Bucket: TypeAlias = tuple[tuple[int, ...], ...]
 """The padded shapes of a row, one for each batched input in graph order."""
@@ -31,6 +31,19 @@ class BatchMeasurement:
     seconds: float
     memory: MemorySample
     out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptimum:
+    """The smallest batch of one shape that was measured to be nearly the fastest.
+
+    Args:
+        bucket: The padded row shapes.
+        rows: Rows of that batch, >= 1.
+    """
+
+    bucket: Bucket
+    rows: int
 
 
 class BatchSizer(Protocol):

@@ -10,7 +10,7 @@ from sits_dagster.errors import InvariantError
 from sits_dagster.models.buffers import ALIASES, joint_type, plan_buffers
 from sits_dagster.models.cost import GraphCost, KernelCost, Uncosted, graph_costs
 from sits_dagster.models.graph.shapes import BoundTypes, GraphFile
-from sits_dagster.models.graph.structure import Graph, Node, TensorType
+from sits_dagster.models.graph.structure import Graph, TensorType
 from sits_dagster.models.inputs import IMAGE_SIZES, GivenShapes, InputShapes, input_shapes
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.memory import MemoryPlan, memory_plan
@@ -26,6 +26,7 @@ Trace: TypeAlias = Callable[[Graph, InputShapes, int], Mapping[str, TensorType]]
 ROWS = (2, 3)
 GROWTH_FACTORS = (1, 2, 4)
 NODES_FOR_GROWTH_MAX = 20_000
+UNCOSTED_SHARE_MAX = 0.05  # of the calls: with more of unknown shape a plan of buffers says nothing
 NAMES_IN_WARNING_MAX = 5
 QUANTISED_AT_RUN_TIME = ("DynamicQuantize",)
 NOT_WEIGHTS = frozenset({"int64", "bool", "string", "unknown"})
@@ -110,7 +111,7 @@ def _bind(
 def _completed(bound: BoundTypes, traced: Mapping[str, TensorType]) -> BoundTypes:
     types = {**bound.types, **{name: kind for name, kind in traced.items() if name in bound.unknown}}
     unknown = tuple(name for name in bound.unknown if name not in traced)
-    return BoundTypes(types=types, unknown=unknown, used=(*bound.used, "a run"))
+    return BoundTypes(types=types, unknown=unknown, used=(*bound.used, "a run"), is_traced=True)
 
 
 def row_counts(shapes: InputShapes) -> tuple[int, ...]:
@@ -137,10 +138,8 @@ def analyse_graph(file: GraphFile, shapes: InputShapes, bound: Sequence[BoundTyp
         kernels=kernel_costs(costs, rows),
         memory_plan=plan,
         unknown=len(bound[0].unknown),
-        memory_source="unknown" if not plan.events and file.graph.nodes else "graph",
-        growth=tuple(_growth(file, shapes, costs, plan))
-        if len(file.graph.nodes) <= NODES_FOR_GROWTH_MAX
-        else (),
+        memory_source=_memory_source(file.graph, plan, costs[0]),
+        growth=tuple(_growth(file, shapes, bound, _row_costs(costs, plan, rows))),
         uncosted=costs[0].uncosted,
         dynamic_quantisation=_dynamic_quantisation(file.graph),
         warnings=tuple(_warnings(file.graph, shapes, bound[0], costs[0])),
@@ -159,18 +158,12 @@ def kernel_costs(costs: Sequence[GraphCost], rows: Sequence[int]) -> tuple[Kerne
     return tuple(
         KernelCost(
             operator=node.operator,
-            flops=_line(rows, (node.cost.flops, other.cost.flops)),
-            bytes_moved=_line(rows, (node.cost.bytes_moved, other.cost.bytes_moved)),
+            flops=Linear.of(rows, (node.cost.flops, other.cost.flops)),
+            bytes_moved=Linear.of(rows, (node.cost.bytes_moved, other.cost.bytes_moved)),
         )
         for node, other in zip(first.nodes, last.nodes, strict=True)
         if node.cost.is_known and other.cost.is_known
     )
-
-
-def _line(rows: Sequence[int], values: tuple[float, float]) -> Linear:
-    if len(rows) == 1:
-        return Linear(float(values[0]), 0.0)
-    return Linear.through((rows[0], rows[1]), (float(values[0]), float(values[1])))
 
 
 def _plan(graph: Graph, bound: Sequence[BoundTypes], rows: Sequence[int]) -> MemoryPlan:
@@ -182,7 +175,7 @@ def _plan(graph: Graph, bound: Sequence[BoundTypes], rows: Sequence[int]) -> Mem
     for name, kind in first.items():
         pair = kind, last.get(name, TensorType(kind.dtype, None))
         if pair not in kept:
-            kept[pair] = _line(rows, (kind.bytes, pair[1].bytes)), joint_type(*pair)
+            kept[pair] = Linear.of(rows, (kind.bytes, pair[1].bytes)), joint_type(*pair)
         size, joint[name] = kept[pair]
         if kind.is_known and pair[1].is_known:
             sizes[name] = size
@@ -210,41 +203,49 @@ def _parameters(graph: Graph, types: Mapping[str, TensorType]) -> Mapping[str, T
         for name in node.reads:
             if name in folded and name in types and types[name].is_known:
                 found[origins.get(name, name)] = types[name]
-    for body in _bodies(graph):
-        found.update(body.constants)
-    return found
-
-
-def _bodies(graph: Graph) -> Iterator[Graph]:
-    for node in graph.nodes:
+    for node in graph.all_nodes():
         for body in node.bodies.values():
-            yield body
-            yield from _bodies(body)
-
-
-def _nodes(graph: Graph) -> Iterator[Node]:
-    yield from graph.nodes
-    for body in _bodies(graph):
-        yield from body.nodes
+            found.update(body.constants)
+    return found
 
 
 def _tensor(name: str, kind: TensorType, axis: int | None) -> TensorProfile:
     return TensorProfile(name=name, dtype=kind.dtype, shape=kind.shape, batch_axis=axis)
 
 
+def _memory_source(graph: Graph, plan: MemoryPlan, cost: GraphCost) -> str:
+    """Return where the memory figure is from: it is none if the plan is empty or misses too many calls."""
+    is_empty = bool(graph.nodes) and not plan.events
+    return "unknown" if is_empty or _uncosted_share(cost) > UNCOSTED_SHARE_MAX else "graph"
+
+
+def _uncosted_share(cost: GraphCost) -> float:
+    return sum(found.share for found in cost.uncosted.values())
+
+
 def _growth(
-    file: GraphFile, shapes: InputShapes, costs: Sequence[GraphCost], plan: MemoryPlan
+    file: GraphFile, shapes: InputShapes, bound: Sequence[BoundTypes], base: tuple[float, float]
 ) -> Iterator[AxisGrowth]:
-    """Yield how a row grows with each free axis, from its cost at once, twice and four times the length."""
+    """Yield how a row grows with each free axis, from its cost at once, twice and four times the length.
+
+    An axis is left out where inference alone does not tell all shapes at all three lengths: what a run told
+    holds for its own length, and what is unknown would count as nothing.
+    """
+    if len(file.graph.nodes) > NODES_FOR_GROWTH_MAX or not _is_inferred(bound):
+        return
     rows = row_counts(shapes)
     for axis in shapes.free:
         lengths = tuple(shapes.length(axis) * factor for factor in GROWTH_FACTORS)
-        found = [_row_costs(costs, plan, rows)]
+        found = [base]
         for length in lengths[1:]:
             stretched = shapes.stretched(axis, length)
-            bound = [file.types(stretched.shapes(count)) for count in rows]
-            grown = _costs(file.graph, bound)
-            found.append(_row_costs(grown, _plan(file.graph, bound, rows), rows))
+            longer = [file.types(stretched.shapes(count)) for count in rows]
+            if not _is_inferred(longer):
+                break
+            grown = _costs(file.graph, longer)
+            found.append(_row_costs(grown, _plan(file.graph, longer, rows), rows))
+        if len(found) < len(lengths):
+            continue
         yield AxisGrowth(
             axis=axis,
             length=lengths[0],
@@ -253,9 +254,13 @@ def _growth(
         )
 
 
+def _is_inferred(bound: Sequence[BoundTypes]) -> bool:
+    return not any(types.unknown or types.is_traced for types in bound)
+
+
 def _row_costs(costs: Sequence[GraphCost], plan: MemoryPlan, rows: Sequence[int]) -> tuple[float, float]:
     """Return the bytes and operations of a row; of a fixed batch, those of the batch."""
-    peak, work = plan.peak(), _line(rows, (costs[0].flops, costs[-1].flops))
+    peak, work = plan.peak(), Linear.of(rows, (costs[0].flops, costs[-1].flops))
     return peak.b or peak.a, work.b or work.a
 
 
@@ -269,7 +274,7 @@ def _through(at: Sequence[int], values: Sequence[float]) -> tuple[float, float, 
 
 def _dynamic_quantisation(graph: Graph) -> Mapping[str, int]:
     found: dict[str, int] = {}
-    for node in _nodes(graph):
+    for node in graph.all_nodes():
         if node.operator.startswith(QUANTISED_AT_RUN_TIME):
             name = cut(node.operator)
             found[name] = found.get(name, 0) + 1
@@ -278,7 +283,7 @@ def _dynamic_quantisation(graph: Graph) -> Mapping[str, int]:
 
 def _warnings(graph: Graph, shapes: InputShapes, bound: BoundTypes, cost: GraphCost) -> Iterator[str]:
     if shapes.rows_fixed is not None:
-        yield f"the file allows batches of {shapes.rows_fixed} rows only; others are filled up"
+        yield from _warnings_of_fixed(shapes, shapes.rows_fixed)
     for name, axis in shapes.axes.items():
         if axis:
             yield f"the rows of input {shown(name)} lie along axis {axis}, not 0"
@@ -290,13 +295,34 @@ def _warnings(graph: Graph, shapes: InputShapes, bound: BoundTypes, cost: GraphC
             f"{listed(bound.unknown)}"
         )
     if cost.uncosted:
-        calls = sum(found.count for found in cost.uncosted.values())
-        share = sum(found.share for found in cost.uncosted.values())
-        names = ", ".join(sorted(cost.uncosted)[:NAMES_IN_WARNING_MAX])
-        reason = next(iter(cost.uncosted.values())).reason
-        more = ", …" if len(cost.uncosted) > NAMES_IN_WARNING_MAX else ""
-        yield f"{calls} calls ({share:.0%} of all) are not costed ({names}{more}); the first: {reason}"
+        yield _uncosted(cost)
     yield from cost.warnings
     for name, kind in graph.inputs.items():
         if kind.shape is None:
             yield f"input {shown(name)} is a {kind.dtype}, whose size is not known"
+
+
+def _warnings_of_fixed(shapes: InputShapes, rows: int) -> Iterator[str]:
+    if rows == 1:
+        yield "the file allows batches of one row only"
+    else:
+        yield f"the file allows batches of {rows} rows only; others are filled up"
+    leading = {name: lengths[0] for name, lengths in shapes.lengths.items() if lengths}
+    if len(set(leading.values())) > 1:
+        some = [f"{length} of {shown(name)}" for name, length in leading.items()][:NAMES_IN_WARNING_MAX]
+        more = ", …" if len(leading) > NAMES_IN_WARNING_MAX else ""
+        yield f"the first axes of the inputs disagree ({', '.join(some)}{more}): {rows} is taken as the rows"
+
+
+def _uncosted(cost: GraphCost) -> str:
+    """Return how many calls are not costed: a share of the calls, which tells little about the cost."""
+    calls = sum(found.count for found in cost.uncosted.values())
+    moved = sum(node.cost.bytes_moved for node in cost.nodes if not node.cost.is_known)
+    least = f", at least {moved / cost.bytes_moved:.0%} of the bytes moved" if moved else ""
+    names = ", ".join(sorted(cost.uncosted)[:NAMES_IN_WARNING_MAX])
+    more = ", …" if len(cost.uncosted) > NAMES_IN_WARNING_MAX else ""
+    reason = next(iter(cost.uncosted.values())).reason
+    return (
+        f"{calls} calls ({_uncosted_share(cost):.0%} of the calls{least}, an unknown share of the cost) "
+        f"are not costed ({names}{more}); the first: {reason}"
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Arena", "ArenaFullError", "ArenaPolicy", "ExtendStrategy", "rounded"]
+__all__ = ["CARD_STRATEGY", "Arena", "ArenaFullError", "ArenaPolicy", "ExtendStrategy", "rounded"]
 
 ALIGNMENT_BYTES = 256
 INITIAL_BYTES = 1 << 20
@@ -20,6 +21,10 @@ class ExtendStrategy(StrEnum):
 
     NEXT_POWER_OF_TWO = "next-power-of-two"
     SAME_AS_REQUESTED = "same-as-requested"
+
+
+CARD_STRATEGY: Final = ExtendStrategy.SAME_AS_REQUESTED
+"""How the engine lets the arena of a GPU grow; that of the CPU doubles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +129,8 @@ class Arena:
                 has_grown = True
             taken = self._step if available is None else min(self._step, available)
             if not has_grown:
-                self._step = min(self._step * 2, max(POWER_OF_TWO_BYTES_MAX, self._step))
+                # A step that one large request has raised beyond the end of doubling falls back to that.
+                self._step = min(self._step * 2, POWER_OF_TWO_BYTES_MAX)
         self.bytes_held += taken
         # Large regions are mapped downwards: of chunks of one size the newest region's comes first.
         self._regions += 1

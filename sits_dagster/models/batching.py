@@ -6,13 +6,16 @@ files that were rewritten from a fixed batch may mix rows without an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sits_dagster.errors import DeviceOutOfMemoryError
+from sits_dagster.models.words import one_line, shown
 
 __all__ = [
     "PROBE_ROWS",
@@ -82,13 +85,7 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
         try:
             batches[count] = run(_join(rows[:count], input_axes))
         except Exception as error:  # noqa: BLE001 - whatever the engine raises says that it takes no such batch
-            evidence = f"a batch of {count} rows fails: {_short(error)}"
-            return BatchingReport(
-                verdict=Batching.NOT_BATCHABLE,
-                evidence=(evidence,),
-                input_axes=input_axes,
-                output_axes=dict.fromkeys(singles[0], 0),
-            )
+            return _failed(count, error, input_axes, singles[0])
     shared = tuple(name for name in singles[0] if _is_constant(name, singles, batches))
     output_axes = {name: _row_axis(name, singles[0], batches) for name in singles[0] if name not in shared}
     evidence = [
@@ -98,11 +95,16 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
     ]
     if evidence:
         verdict = Batching.NOT_BATCHABLE
+    elif all(_is_same(rows[0], row) for row in rows[1:]):
+        verdict = Batching.UNPROBED
+        evidence = ["no two unlike rows of equal shape were tried: nothing tells whether they mix"]
     else:
         verdict = Batching.INVARIANT
         evidence = [f"batches of 2 and {len(rows)} rows give what each row gives alone"]
         evidence += [
-            f"the rows of output {name!r} lie along axis {axis}" for name, axis in output_axes.items() if axis
+            f"the rows of output {shown(name)} lie along axis {axis}"
+            for name, axis in output_axes.items()
+            if axis
         ]
     return BatchingReport(
         verdict=verdict,
@@ -113,40 +115,91 @@ def probe_batching(run: Run, rows: Sequence[Arrays], input_axes: Mapping[str, in
     )
 
 
+def _failed(
+    count: int, error: Exception, input_axes: Mapping[str, int | None], single: Arrays
+) -> BatchingReport:
+    verdict, evidence = Batching.NOT_BATCHABLE, f"a batch of {count} rows fails: {one_line(error)}"
+    if isinstance(error, DeviceOutOfMemoryError):  # which tells of the device, not of the model
+        verdict, evidence = Batching.UNPROBED, f"a batch of {count} rows does not fit into memory"
+    return BatchingReport(
+        verdict=verdict,
+        evidence=(evidence,),
+        input_axes=input_axes,
+        output_axes=dict.fromkeys(single, 0),
+    )
+
+
+def _is_same(first: Arrays, second: Arrays) -> bool:
+    """Return whether two rows hold the same bytes, or texts."""
+    return all(
+        array.shape == second[name].shape
+        and (
+            array.tolist() == second[name].tolist()
+            if array.dtype == object
+            else array.tobytes() == second[name].tobytes()
+        )
+        for name, array in first.items()
+    )
+
+
 def probe_fixed_batch(run: Run, batches: Sequence[Arrays], rows: int) -> BatchingReport:
-    """Return whether the first row of a fixed batch keeps its result when its batch-mates change.
+    """Return whether rows of a fixed batch keep their results when their batch-mates change.
+
+    The first row is kept while all others change, then the last one, then those in between: what a row takes
+    over from those before it shows in the last, what it takes from those behind it in the first.
 
     Args:
         run: One call of the model.
-        batches: Unlike batches of the fixed size.
-        rows: The fixed size: the length of the first axis of every input.
+        batches: Two or more unlike batches of the fixed size.
+        rows: The fixed size: the length of the first axis of every input that has rows.
     """
     first = run(batches[0])
-    if rows == 1:
-        return BatchingReport(
-            verdict=Batching.NOT_BATCHABLE,
-            evidence=("the file fixes batches of one row",),
-            input_axes=dict.fromkeys(batches[0], 0),
-            output_axes=dict.fromkeys(first, 0),
-        )
-    mixed = {
-        name: np.concatenate([array[:1], batches[1][name][1:]])
-        if array.ndim and len(array) == rows
-        else array
-        for name, array in batches[0].items()
-    }
-    second = run(mixed)
-    evidence = tuple(
-        f"a row's result in output {name!r} depends on its batch-mates"
-        for name, array in first.items()
-        if array.ndim == 0 or len(array) != rows or not _is_close(array[:1], second[name][:1])
-    )
+    verdict, evidence = Batching.NOT_BATCHABLE, ("the file fixes batches of one row",)
+    if rows > 1:
+        is_first, is_last = np.arange(rows) == 0, np.arange(rows) == rows - 1
+        is_between = ~(is_first | is_last)
+        kept = [is_first, is_last, *([is_between] if is_between.any() else [])]
+        mixed = [_mixed(batches[0], batches[1], keeps) for keeps in kept]
+        evidence = tuple(_mixing(run, first, list(zip(kept, mixed, strict=True))))
+        if not evidence:
+            verdict = Batching.INVARIANT
+            evidence = (f"a row of the fixed batch of {rows} does not depend on the others",)
+            if any(_is_same(batches[0], batch) for batch in mixed[:2]):
+                verdict = Batching.UNPROBED
+                evidence = ("the batches that were tried are the same: nothing tells whether rows mix",)
     return BatchingReport(
-        verdict=Batching.NOT_BATCHABLE if evidence else Batching.INVARIANT,
-        evidence=evidence or (f"a row of the fixed batch of {rows} does not depend on the others",),
-        input_axes=dict.fromkeys(batches[0], 0),
-        output_axes=dict.fromkeys(first, 0),
+        verdict=verdict,
+        evidence=evidence,
+        input_axes={name: _leading(array, rows) for name, array in batches[0].items()},
+        output_axes={name: _leading(array, rows) for name, array in first.items()},
     )
+
+
+def _leading(array: NDArray[np.generic], rows: int) -> int | None:
+    return 0 if array.ndim and len(array) == rows else None
+
+
+def _mixed(batch: Arrays, other: Arrays, keeps: NDArray[np.bool_]) -> Arrays:
+    """Return a batch with the rows that are not kept from the other one."""
+    mixed = dict(batch)
+    for name, array in batch.items():
+        if _leading(array, len(keeps)) is not None:
+            mixed[name] = array.copy()
+            mixed[name][~keeps] = other[name][~keeps]
+    return mixed
+
+
+def _mixing(run: Run, alone: Arrays, batches: Sequence[tuple[NDArray[np.bool_], Arrays]]) -> Iterator[str]:
+    """Yield the outputs in which a row that was kept has another result among other batch-mates."""
+    found = [(keeps, run(batch)) for keeps, batch in batches]
+    for name, array in alone.items():
+        if any(
+            _leading(array, len(keeps)) is None
+            or outputs[name].shape != array.shape
+            or not _is_close(array[keeps], outputs[name][keeps])
+            for keeps, outputs in found
+        ):
+            yield f"a row's result in output {shown(name)} depends on its batch-mates"
 
 
 def _is_close(first: NDArray[np.generic], second: NDArray[np.generic]) -> bool:
@@ -210,19 +263,19 @@ def _difference(
         if _is_constant(name, singles, batches):
             return None
         return (
-            f"no axis of output {name!r} holds the rows: its shape is {singles[0][name].shape} for one row, "
-            f"{next(iter(batches.values()))[name].shape} for two"
+            f"no axis of output {shown(name)} holds the rows: its shape is {singles[0][name].shape} for one "
+            f"row, {next(iter(batches.values()))[name].shape} for two"
         )
     for count, outputs in batches.items():
         for row, part in enumerate(np.split(outputs[name], count, axis)):
             alone = singles[row][name]
             if alone.shape != part.shape:
-                return f"output {name!r} of a row has shape {alone.shape} alone, {part.shape} in a batch"
+                return f"output {shown(name)} of a row has shape {alone.shape} alone, {part.shape} in a batch"
             largest, allowed = _deviation(alone, part)
             if largest > allowed:
                 return (
                     f"row {row} of a batch of {count} differs by {largest:.3g} from the row alone "
-                    f"in output {name!r}"
+                    f"in output {shown(name)}"
                 )
     return None
 
@@ -260,7 +313,3 @@ def _holds_start(plain: Arrays, padded: Arrays) -> bool:
         if largest > allowed:
             return False
     return True
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

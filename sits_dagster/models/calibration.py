@@ -1,4 +1,4 @@
-"""A profile corrected by a few batches on the real device: memory by two, time by four."""
+"""A profile corrected by a few batches on the real device: its memory by two of them, its time by four."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from sits_dagster.errors import ConfigError, DeviceOutOfMemoryError
 from sits_dagster.models.arena import ArenaPolicy
+from sits_dagster.models.batching import Batching
 from sits_dagster.models.linear import Linear
 from sits_dagster.models.profile import Calibration, ModelProfile
 from sits_dagster.models.timing import PROBE_ROWS, TimeProbe, fit_time_model
@@ -59,8 +60,9 @@ class Prober(Protocol):
 def calibrate(profile: ModelProfile, prober: Prober, *, with_time: bool = True) -> ModelProfile:
     """Return the profile with what probes on the device add: held memory, and how long a batch takes.
 
-    Two batches correct the memory. Where they do not fit, halves of them are tried. Four batches fit the
-    time model. A file with a fixed batch is measured at that.
+    Batches of 8 and 16 rows correct the memory; those of 1, 2, 8 and 32 rows fit the time model. Where they
+    do not fit, halves of all of them are tried, and the largest two that do correct the memory. A file with
+    a fixed batch is measured at that; a model whose rows must not share a batch, at one row.
 
     Args:
         profile: A profile whose memory plan is known.
@@ -68,47 +70,56 @@ def calibrate(profile: ModelProfile, prober: Prober, *, with_time: bool = True) 
         with_time: Whether the time model is fitted too.
 
     Raises:
-        ConfigError: Not even batches of one and two rows fit.
+        ConfigError: Not even a batch of one row, or the fixed one, fits.
     """
-    if profile.batch_rows_fixed is not None:
-        counts: tuple[int, ...] = (profile.batch_rows_fixed,)
-    else:
-        counts = tuple(sorted({*MEMORY_ROWS, *(PROBE_ROWS if with_time else ())}))
-    probes = _fitting(prober, counts)
+    probes = _fitting(prober, _counts(profile, with_time=with_time), is_fixed=_is_fixed(profile))
     policy = prober.policy
-    memory = [probe for probe in probes if probe.rows in MEMORY_ROWS] or list(probes)
-    corrections = [(probe.rows, _beyond(profile, probe, policy)) for probe in memory[-2:]]
+    wanted = [probe for probe in probes if probe.rows in MEMORY_ROWS]
+    memory = wanted if len(wanted) == len(MEMORY_ROWS) else list(probes[-len(MEMORY_ROWS) :])
     timed = [
         TimeProbe(rows=probe.rows, seconds=probe.seconds) for probe in probes if probe.seconds is not None
     ]
+    # What was timed is the graph that ONNX Runtime made of the file: fused calls are launched once.
+    kernels = profile.kernels_optimized or profile.kernels
     return replace(
         profile,
         calibration=Calibration(
             probes={probe.rows: probe.bytes_held for probe in memory},
-            correction=_line(corrections),
+            correction=_correction(profile, memory, policy),
             device=prober.device,
+            strategy=policy.strategy,
         ),
-        time_model=fit_time_model(profile.kernels, timed) if timed else profile.time_model,
+        time_model=fit_time_model(kernels, timed) if timed else profile.time_model,
     )
 
 
-def _fitting(prober: Prober, counts: tuple[int, ...]) -> Sequence[Probe]:
+def _is_fixed(profile: ModelProfile) -> bool:
+    return profile.batch_rows_fixed is not None or profile.batching.verdict is Batching.NOT_BATCHABLE
+
+
+def _counts(profile: ModelProfile, *, with_time: bool) -> tuple[int, ...]:
+    if _is_fixed(profile):
+        return (profile.batch_rows_fixed or 1,)
+    return tuple(sorted({*MEMORY_ROWS, *(PROBE_ROWS if with_time else ())}))
+
+
+def _fitting(prober: Prober, counts: tuple[int, ...], *, is_fixed: bool) -> Sequence[Probe]:
+    least = counts[0] if is_fixed else 1
     while counts:
         try:
             return prober.probe(counts)
         except DeviceOutOfMemoryError:
-            counts = tuple(sorted({rows // 2 for rows in counts if rows > 1}))
-    msg = f"Not even a batch of one row fits on {prober.device}."
+            counts = () if is_fixed else tuple(sorted({rows // 2 for rows in counts if rows > 1}))
+    rows = "one row" if least == 1 else f"{least} rows"
+    msg = f"Not even a batch of {rows} fits on {prober.device}."
     raise ConfigError(msg, hint="use a device with more memory, or a smaller model.")
+
+
+def _correction(profile: ModelProfile, probes: Sequence[Probe], policy: ArenaPolicy) -> Linear:
+    """Return what the arena held beyond the replay: a line through two probes, a constant of one."""
+    return Linear.of([probe.rows for probe in probes], [_beyond(profile, probe, policy) for probe in probes])
 
 
 def _beyond(profile: ModelProfile, probe: Probe, policy: ArenaPolicy) -> int:
     use = profile.memory_plan.use(probe.rows, policy)
     return 0 if use is None else probe.bytes_held - use.bytes_held
-
-
-def _line(points: Sequence[tuple[int, int]]) -> Linear:
-    if len(points) == 1:
-        return Linear(float(points[0][1]), 0.0)
-    (first, low), (second, high) = points
-    return Linear.through((first, second), (float(low), float(high)))

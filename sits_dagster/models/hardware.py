@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from sits_dagster.errors import ConfigError
+from sits_dagster.models.roofline import require
 
 __all__ = ["DEVICES", "LAUNCH_SECONDS_TYPICAL", "DeviceModel", "device_model"]
 
@@ -18,6 +20,7 @@ No data sheet states it. It depends on the host, the driver and the runtime (2 Â
 measured figure, as `timing.fit_time_model` finds it, always replaces this one.
 """
 
+PLAIN_TYPE: Final = "float32"
 GIGABYTE: Final = 10**9
 TERA: Final = 1e12
 
@@ -38,9 +41,12 @@ class DeviceModel:
         flops_per_second: Peak operations per second by type of number (a multiply-add counts as
             two), dense: without the doubling that data sheets claim for sparse matrices.
             `float32` and `float64` are the plain units, `tf32` and smaller types the matrix
-            units. A type is missing where the maker states nothing.
+            units. A type is missing where the maker states nothing; `float32` never is.
         launch_seconds: What starting one kernel costs; not from a data sheet.
         source: URL of the data sheet.
+
+    Raises:
+        ConfigError: A figure is not above 0, or `float32` is missing.
     """
 
     name: str
@@ -49,6 +55,22 @@ class DeviceModel:
     flops_per_second: Mapping[str, float] = field(hash=False)
     launch_seconds: float = LAUNCH_SECONDS_TYPICAL
     source: str
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no time can be told from."""
+        if PLAIN_TYPE not in self.flops_per_second:
+            known = ", ".join(map(repr, self.flops_per_second)) or "nothing"
+            msg = f"The rates of {self.name!r} have no {PLAIN_TYPE!r}, which counts for all other types."
+            raise ConfigError(msg, hint=f"add it to `flops_per_second`, which has {known}.")
+        figures = {
+            "memory_bytes": self.memory_bytes,
+            "bandwidth_bytes_per_second": self.bandwidth_bytes_per_second,
+            **self.flops_per_second,
+        }
+        for what, figure in figures.items():
+            require(f"{what} of {self.name!r}", figure, holds=0 < figure < math.inf, expected="> 0")
+        launch = self.launch_seconds
+        require(f"launch_seconds of {self.name!r}", launch, holds=0 <= launch < math.inf, expected=">= 0")
 
     def ridge_flops_per_byte(self, dtype: str = "float32") -> float:
         """Return the arithmetic intensity from which on arithmetic, not memory, is the limit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sits_dagster.errors import ConfigError, ModelError
 from sits_dagster.models.graph.structure import RANK_MAX, Graph, TensorType
@@ -13,6 +14,8 @@ __all__ = ["GivenShapes", "InputShapes", "input_shapes", "row_axes"]
 
 GivenShapes = Mapping[str, tuple[int | str, ...]]
 """Shapes that a user gives, by input name: a number is a length, a name the axis of the rows."""
+
+Place: TypeAlias = tuple[str, int]  # an input and one of its axes
 
 IMAGE_RANK = 4
 SEQUENCE_LENGTH = 128
@@ -37,7 +40,7 @@ class InputShapes:
     lengths: Mapping[str, tuple[int, ...]]
     assumed: Mapping[str, int]
     rows_fixed: int | None
-    free: Mapping[str, tuple[tuple[str, int], ...]]
+    free: Mapping[str, tuple[Place, ...]]
 
     def shapes(self, rows: int) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every input for a batch of `rows`."""
@@ -88,24 +91,25 @@ def input_shapes(
             raise ConfigError(msg, hint="name one of them in the shape.")
     declared = {name: _declared(name, kind, given.get(name)) for name, kind in graph.inputs.items()}
     axes = _row_axes(graph, declared, given)
+    free = _free_axes(graph, axes)
     lengths: dict[str, tuple[int, ...]] = {}
     assumed: dict[str, int] = {}
-    free: dict[str, list[tuple[str, int]]] = {}
+    told, chosen = _lengths_of_names(declared, free, image_size)
     for name, shape in declared.items():
         found: list[int] = []
         for axis, length in enumerate(shape):
-            if not isinstance(length, int):
-                key = length or f"{name}[{axis}]"
-                found.append(1 if axes[name] == axis else _assumed(shape, axis, image_size))
-                if axes[name] != axis:
-                    assumed[key] = found[-1]
-            else:
+            place = name, axis
+            if isinstance(length, int):
                 found.append(length)
-            original = graph.inputs[name].shape
-            if axes[name] != axis and original is not None and not isinstance(original[axis], int):
-                free.setdefault(str(original[axis] or f"{name}[{axis}]"), []).append((name, axis))
+            elif axes[name] == axis:
+                found.append(1)
+            elif place in told:
+                found.append(told[place])
+            else:
+                found.append(chosen.get(place) or _assumed(shape, axis, image_size))
+                assumed[length or f"{name}[{axis}]"] = found[-1]
         lengths[name] = tuple(found)
-    fixed = [shape[0] for name, shape in lengths.items() if shape and axes[name] is None]
+    fixed = [shape[0] for shape in lengths.values() if shape]
     is_fixed = all(axis is None for axis in axes.values()) and bool(fixed)
     if is_fixed and min(fixed) < 1:
         msg = "The file fixes the batch at 0 rows."
@@ -114,9 +118,44 @@ def input_shapes(
         axes=axes,
         lengths=lengths,
         assumed=assumed,
-        rows_fixed=min(fixed) if is_fixed else None,
-        free={key: tuple(places) for key, places in free.items()},
+        rows_fixed=_rows_fixed(list(lengths.values())) if is_fixed else None,
+        free=free,
     )
+
+
+def _free_axes(graph: Graph, axes: Mapping[str, int | None]) -> Mapping[str, tuple[Place, ...]]:
+    """Return the places of each axis that the file leaves free, but for the rows', by its name."""
+    free: dict[str, list[Place]] = {}
+    for name, kind in graph.inputs.items():
+        for axis, length in enumerate(kind.shape or ()):
+            if axes[name] != axis and not isinstance(length, int):
+                free.setdefault(length or f"{name}[{axis}]", []).append((name, axis))
+    return {key: tuple(places) for key, places in free.items()}
+
+
+def _lengths_of_names(
+    declared: Mapping[str, tuple[int | str | None, ...]],
+    free: Mapping[str, tuple[Place, ...]],
+    image_size: tuple[int, int],
+) -> tuple[Mapping[Place, int], Mapping[Place, int]]:
+    """Return one length for each name of a free axis: those that a given shape tells, and those assumed."""
+    told: dict[Place, int] = {}
+    chosen: dict[Place, int] = {}
+    for places in free.values():
+        given = [length for name, axis in places if isinstance(length := declared[name][axis], int)]
+        if given:
+            told.update(dict.fromkeys(places, given[0]))
+            continue
+        # Of an image more is known than of a mask without channels.
+        name, axis = next((place for place in places if len(declared[place[0]]) == IMAGE_RANK), places[0])
+        chosen.update(dict.fromkeys(places, _assumed(declared[name], axis, image_size)))
+    return told, chosen
+
+
+def _rows_fixed(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the first axes' length; where they disagree, one that all inputs have, or the first input's."""
+    leading = [shape[0] for shape in shapes if shape]
+    return next((rows for rows in leading if all(rows in shape for shape in shapes if shape)), leading[0])
 
 
 def _declared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Linear"]
@@ -36,3 +37,15 @@ class Linear:
         """Return the line through the values of two unlike numbers of rows."""
         b = (values[1] - values[0]) / (rows[1] - rows[0])
         return cls(values[0] - b * rows[0], b)
+
+    @classmethod
+    def of(cls, rows: Sequence[int], values: Sequence[float]) -> Linear:
+        """Return the line through the first and the last value; of one number of rows, its value alone.
+
+        Example:
+            >>> Linear.of((4,), (80.0,))
+            Linear(a=80.0, b=0.0)
+        """
+        if len(rows) == 1:
+            return cls(float(values[0]), 0.0)
+        return cls.through((rows[0], rows[-1]), (float(values[0]), float(values[-1])))

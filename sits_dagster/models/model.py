@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sits_dagster.errors import ConfigError, ModelError
 
-__all__ = ["OnnxModel", "Padding", "model_digest", "model_files"]
+__all__ = ["FindFiles", "OnnxModel", "Padding", "files_bytes", "files_digest", "model_digest", "model_files"]
+
+FindFiles = Callable[[Path], Sequence[Path]]
+"""Returns the external data files of a model, sorted by name."""
 
 READ_BYTES = 1 << 20
 MODEL_BYTES_MAX = (1 << 31) - 1  # a message of protobuf; weights may be in other files
@@ -93,8 +97,17 @@ def model_digest(path: str | Path) -> str:
     Raises:
         ModelError: The file, or a file it refers to, is missing or empty.
     """
+    return files_digest(model_files(path))
+
+
+def files_digest(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of the bytes of files in their order, as `model_digest` does.
+
+    Raises:
+        ModelError: One of them cannot be read.
+    """
     digest = hashlib.sha256()
-    for part in model_files(path):
+    for part in files:
         try:
             with part.open("rb") as file:
                 while block := file.read(READ_BYTES):
@@ -104,8 +117,28 @@ def model_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def model_files(path: str | Path) -> tuple[Path, ...]:
+def files_bytes(files: Sequence[Path]) -> int:
+    """Return the size of files together.
+
+    Raises:
+        ModelError: One of them is gone.
+    """
+    total = 0
+    for part in files:
+        try:
+            total += part.stat().st_size
+        except OSError as error:
+            raise _unreadable(part, error) from error
+    return total
+
+
+def model_files(path: str | Path, find: FindFiles | None = None) -> tuple[Path, ...]:
     """Return a model file and, in name order, its external data files.
+
+    Args:
+        path: The `.onnx` file.
+        find: Returns the external data files of a model that may have some, wherever it reads the file; it
+            is not trusted. The file is read in this process if left out.
 
     Raises:
         ModelError: The file, or a file it refers to, is missing, empty, too large or cannot be read.
@@ -117,14 +150,20 @@ def model_files(path: str | Path) -> tuple[Path, ...]:
         raise _unreadable(model, error) from error
     if size is None:
         msg = f"Model file {str(model)!r} does not exist, or is no plain file."
-        raise ModelError(msg, hint="check OnnxModel(path=…) and the storage resource's root.")
+        raise ModelError(msg, hint="check the path, and where a relative one starts.")
     if size == 0:
         msg = f"Model file {str(model)!r} is empty."
         raise ModelError(msg, hint="export or copy the model again.")
     if size > MODEL_BYTES_MAX:
         msg = f"Model file {str(model)!r} has {size} bytes; a model has at most {MODEL_BYTES_MAX}."
         raise ModelError(msg, hint="export the model with its weights as external data.")
-    return (model, *_external_files(model))
+    if not _may_refer_to_files(model):
+        return (model,)
+    if find is not None:
+        return (model, *_inside(model, find(model)))
+    from sits_dagster.models.graph.files import external_data_files  # noqa: PLC0415 - heavy
+
+    return (model, *external_data_files(model))
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
@@ -132,14 +171,23 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError(msg, hint="check the path and its permissions.")
 
 
-def _external_files(model: Path) -> tuple[Path, ...]:
+def _may_refer_to_files(model: Path) -> bool:
     # Every external tensor carries the key "location"; without it the graph need not be parsed.
     try:
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            if view.find(b"location") < 0:
-                return ()
+            return view.find(b"location") >= 0
     except (OSError, ValueError) as error:
         raise _unreadable(model, error) from error
-    from sits_dagster.models.graph.files import external_data_files  # noqa: PLC0415 - heavy
 
-    return external_data_files(model)
+
+def _inside(model: Path, found: Sequence[Path]) -> Sequence[Path]:
+    """Return what was found, if all of it is plain files in the model's folder."""
+    try:
+        folder = model.resolve().parent
+        wrong = [part for part in found if not (part.resolve().is_relative_to(folder) and part.is_file())]
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null, a name too long
+        raise _unreadable(model, error) from error
+    if wrong:
+        msg = f"Model {str(model)!r} refers to external data that is no plain file in its folder: {wrong[0]}."
+        raise ModelError(msg, hint="keep the data file beside the model.")
+    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sits_dagster.errors import ModelError
-from sits_dagster.models.arena import ArenaPolicy
+from sits_dagster.models.arena import ArenaPolicy, ExtendStrategy
 from sits_dagster.models.batching import Batching, BatchingReport
 from sits_dagster.models.codec import dump, load
 from sits_dagster.models.cost import KernelCost, Uncosted
@@ -19,10 +19,17 @@ from sits_dagster.models.timing import TimeModel
 
 __all__ = ["SCHEMA", "AxisGrowth", "Calibration", "ModelProfile", "RuntimeKey", "TensorProfile"]
 
-SCHEMA = 1
+SCHEMA = 2
+UNKNOWN = "unknown"
 WATERMARK = 0.85
 BATCH_ROWS_MAX = 1 << 16
-NARROW_TYPES = (("float16", ("float16",)), ("bfloat16", ("bfloat16",)), ("int8", ("int8", "uint8")))
+PLAIN_TYPE = "float32"
+ARITHMETIC_TYPES = {
+    "float64": ("float64", "complex128"),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+    "int8": ("int8", "uint8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +65,17 @@ class AxisGrowth:
     memory_bytes: tuple[float, float, float]
     flops: tuple[float, float, float]
 
-    def memory_ratio(self, length: int) -> float:
-        """Return the memory of a row at another length ÷ that at the profile's."""
-        return _polynomial(self.memory_bytes, length) / max(1.0, _polynomial(self.memory_bytes, self.length))
+    def memory_ratio(self, length: int) -> float | None:
+        """Return the memory of a row at another length ÷ that at the profile's; `None` if it takes none."""
+        return self._ratio(self.memory_bytes, length)
+
+    def flops_ratio(self, length: int) -> float | None:
+        """Return the operations of a row at another length ÷ those at the profile's; `None` if none."""
+        return self._ratio(self.flops, length)
+
+    def _ratio(self, coefficients: tuple[float, float, float], length: int) -> float | None:
+        now = _polynomial(coefficients, self.length)
+        return _polynomial(coefficients, length) / now if now > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +101,13 @@ class Calibration:
         probes: Held bytes by the rows of the probe.
         correction: What the arena held beyond the replay, for a batch of given rows.
         device: Where it was measured.
+        strategy: How that device's arena grew while it was probed; the correction holds for this one only.
     """
 
     probes: Mapping[int, int]
     correction: Linear
     device: str
+    strategy: ExtendStrategy = ExtendStrategy.NEXT_POWER_OF_TWO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +117,7 @@ class ModelProfile:
     Args:
         name: The file's name without its suffix.
         digest: SHA-256 of the model's bytes and its external data.
+        file_bytes: The size of the model's files, external data included; 0 where nobody looked.
         inputs: What a caller gives.
         outputs: What a caller gets.
         lengths: Lengths assumed for free axes other than the rows', by axis.
@@ -126,6 +144,7 @@ class ModelProfile:
 
     name: str
     digest: str
+    file_bytes: int = 0
     inputs: tuple[TensorProfile, ...]
     outputs: tuple[TensorProfile, ...]
     lengths: Mapping[str, int]
@@ -167,12 +186,27 @@ class ModelProfile:
     @property
     def flops_per_row(self) -> float:
         """Operations that one more row costs; of a fixed batch, those of the batch ÷ its rows."""
-        return self._per_row(self.flops)
+        return self.per_row(self.flops)
 
     @property
     def bytes_per_row(self) -> float:
         """Bytes that one more row moves; of a fixed batch, those of the batch ÷ its rows."""
-        return self._per_row(self.bytes_moved)
+        return self.per_row(self.bytes_moved)
+
+    def per_row(self, quantity: Linear) -> float:
+        """Return what one more row adds; of a fixed batch, the quantity of the batch ÷ its rows."""
+        if self.batch_rows_fixed is not None:
+            return quantity(self.batch_rows_fixed) / self.batch_rows_fixed
+        return quantity.b
+
+    @property
+    def weights_dtype(self) -> str:
+        """The type of number of most weights, as data sheets name it; `"float32"` where no type has most."""
+        total = sum(self.parameter_bytes_by_type.values())
+        for dtype, names in ARITHMETIC_TYPES.items():
+            if 2 * sum(self.parameter_bytes_by_type.get(name, 0) for name in names) > total:
+                return dtype
+        return PLAIN_TYPE
 
     def arithmetic_dtype(self, rates: Mapping[str, float]) -> str:
         """Return the type of number whose rate counts: that of most weights where the card has one for it.
@@ -180,14 +214,23 @@ class ModelProfile:
         Args:
             rates: A card's operations a second by type; `"float32"` among them.
         """
-        for dtype, names in NARROW_TYPES:
-            share = sum(self.parameter_bytes_by_type.get(name, 0) for name in names)
-            if 2 * share > sum(self.parameter_bytes_by_type.values()) and dtype in rates:
-                return dtype
-        return "float32"
+        return self.weights_dtype if self.weights_dtype in rates else PLAIN_TYPE
+
+    def rate_notes(self, rates: Mapping[str, float]) -> tuple[str, ...]:
+        """Return a sentence where the card has no rate for the type of most weights.
+
+        Args:
+            rates: A card's operations a second by type.
+        """
+        wanted = self.weights_dtype
+        if wanted in rates:
+            return ()
+        side = "short" if wanted == "float64" else "long"
+        rate = f"arithmetic counts at that of {PLAIN_TYPE}, so times may be too {side}"
+        return (f"the card's maker states no rate for {wanted}: {rate}",)
 
     def held(self, rows: int, policy: ArenaPolicy | None = None) -> int | None:
-        """Return what a fresh arena holds after a batch, without weights; `None` if it does not fit.
+        """Return what a fresh arena holds after a batch, without weights; `None` if unknown or too much.
 
         Args:
             rows: Rows of the batch, >= 1.
@@ -197,9 +240,14 @@ class ModelProfile:
         return None if use is None else use.bytes_held
 
     def use(self, rows: int, policy: ArenaPolicy) -> ArenaUse | None:
-        """Return what a batch needs on a fresh arena, as calibrated; `None` if it does not fit."""
+        """Return what a batch needs on a fresh arena; `None` if that is not known, or does not fit.
+
+        What a calibration found beyond the replay counts where the arena grows as it did there.
+        """
+        if self.memory_source == UNKNOWN:
+            return None
         use = self.memory_plan.use(rows, policy)
-        if use is None or self.calibration is None:
+        if use is None or self.calibration is None or self.calibration.strategy != policy.strategy:
             return use
         extra = round(self.calibration.correction(rows))
         held = max(0, use.bytes_held + extra)
@@ -207,17 +255,25 @@ class ModelProfile:
             return None
         return ArenaUse(bytes_held=held, bytes_peak=max(0, use.bytes_peak + max(0, extra)))
 
-    def batch_rows_max(self, memory_bytes: int, *, watermark: float = WATERMARK) -> int:
+    def batch_rows_max(
+        self,
+        memory_bytes: int,
+        *,
+        watermark: float = WATERMARK,
+        strategy: ExtendStrategy = ExtendStrategy.NEXT_POWER_OF_TWO,
+    ) -> int:
         """Return the most rows of a batch that fit into a device's memory under the watermark; 0 for none.
 
         Args:
             memory_bytes: What the device has for this model, weights included.
             watermark: The share of it that may be used, in (0, 1].
+            strategy: How the device's arena grows; as the CPU engine's if left out. The engine gives a GPU
+                `arena.CARD_STRATEGY`.
         """
         room = int(memory_bytes * watermark) - self.parameter_bytes
-        if room <= 0 or self.memory_source == "unknown":
+        if room <= 0 or self.memory_source == UNKNOWN:
             return 0
-        policy = ArenaPolicy(bytes_limit=room)
+        policy = ArenaPolicy(strategy=strategy, bytes_limit=room)
         if self.batch_rows_fixed is not None:
             return self.batch_rows_fixed if self.use(self.batch_rows_fixed, policy) is not None else 0
         rows_max = 1 if self.batching.verdict is Batching.NOT_BATCHABLE else BATCH_ROWS_MAX
@@ -246,11 +302,6 @@ class ModelProfile:
             msg = f"The model profile has schema {profile.schema}, this package reads {SCHEMA}."
             raise ModelError(msg, hint="profile the model again.")
         return profile
-
-    def _per_row(self, quantity: Linear) -> float:
-        if self.batch_rows_fixed is not None:
-            return quantity(self.batch_rows_fixed) / self.batch_rows_fixed
-        return quantity.b
 
 
 def _polynomial(coefficients: tuple[float, float, float], at: float) -> float:

@@ -151,14 +151,21 @@ def io_bound_ratio(
     *,
     flops_per_second: float,
     bandwidth_bytes_per_second: float,
+    launch_seconds: float = 0.0,
 ) -> float:
-    """Return which share of a batch's busy time the memory is busy, 0 to 1; 0 for a model without kernels.
+    """Return in which share of a batch's time the memory is busy, 0 to 1; 0 for a model without kernels.
 
-    Time to move all bytes ÷ sum over the kernels of max(memory time, arithmetic time). Arguments and
-    errors as of `roofline_seconds`.
+    Time to move all bytes ÷ `roofline_seconds`, the gaps before the kernels included. Arguments and errors
+    as of that.
     """
-    compute, memory = _seconds(kernels, rows, flops_per_second, bandwidth_bytes_per_second)
-    total = float(np.maximum(compute, memory).sum())
+    _, memory = _seconds(kernels, rows, flops_per_second, bandwidth_bytes_per_second)
+    total = roofline_seconds(
+        kernels,
+        rows,
+        flops_per_second=flops_per_second,
+        bandwidth_bytes_per_second=bandwidth_bytes_per_second,
+        launch_seconds=launch_seconds,
+    )
     return min(1.0, float(memory.sum()) / total) if total else 0.0
 
 

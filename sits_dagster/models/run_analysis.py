@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sits_dagster.models.analysis import kernel_costs
@@ -64,13 +64,13 @@ def plan_of_traces(
     """
     rows = tuple(traces)
     first, last = traces[rows[0]], traces[rows[-1]]
-    nodes = {node.name: node for node in _nodes(graph)}
+    nodes = {node.name: node for node in graph.all_nodes()}
     order = {traced.name: index for index, traced in reversed(list(enumerate(first.nodes)))}
     seen = {name: (kind, other) for name, kind, other in _outputs(nodes, first, last)}
-    sizes = {name: _line(rows, (kind.bytes, other.bytes)) for name, (kind, other) in seen.items()}
+    sizes = {name: Linear.of(rows, (kind.bytes, other.bytes)) for name, (kind, other) in seen.items()}
     at_last = {traced.name: traced.workspace_bytes for traced in last.nodes}
     workspaces: dict[str, tuple[Linear, ...]] = {
-        traced.name: (_line(rows, (traced.workspace_bytes, at_last.get(traced.name, 0))),)
+        traced.name: (Linear.of(rows, (traced.workspace_bytes, at_last.get(traced.name, 0))),)
         for traced in first.nodes
         if traced.workspace_bytes or at_last.get(traced.name)
     }
@@ -166,7 +166,7 @@ def _known_to_runtime(
     }
     labels: dict[tuple[int, int], str] = {}
     own: set[str] = set()  # what only the runtime can infer
-    for node in _nodes(graph):
+    for node in graph.all_nodes():
         opaque = SHAPED_BY_DATA if len(axes) <= 1 else SHAPED_BY_DATA | NAMELESS
         follows = node.operator not in opaque and all(name in known for name in node.inputs if name)
         if node.operator in SHAPED_BY_PARAMETERS:
@@ -213,7 +213,7 @@ def traced_types(
     graph: Graph, trace: CallTrace, inputs: Mapping[str, TensorType]
 ) -> Mapping[str, TensorType]:
     """Return the types that a traced call shows, by tensor."""
-    nodes = {node.name: node for node in _nodes(graph)}
+    nodes = {node.name: node for node in graph.all_nodes()}
     # The runtime calls a node without a name by its operator and its place in the file.
     nodes |= {f"{node.operator}_{at}": node for at, node in enumerate(graph.nodes) if not node.name}
     found = {name: kind for name, kind, _ in _outputs(nodes, trace, trace)}
@@ -251,23 +251,10 @@ def _outputs(
         yield from zip(names, traced.outputs, other.outputs, strict=False)
 
 
-def _line(rows: Sequence[int], values: tuple[int, int]) -> Linear:
-    if len(rows) == 1:
-        return Linear(float(values[0]), 0.0)
-    return Linear.through((rows[0], rows[-1]), (float(values[0]), float(values[1])))
-
-
-def _nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        for body in node.bodies.values():
-            yield from _nodes(body)
-
-
 def _branches(graph: Graph, ran: Mapping[str, int]) -> Mapping[str, str]:
     """Return which body each If ran, by the nodes that were seen."""
     found: dict[str, str] = {}
-    for node in _nodes(graph):
+    for node in graph.all_nodes():
         for attribute, body in node.bodies.items():
             if any(inner.name in ran for inner in body.nodes):
                 found[node.name] = attribute

@@ -32,7 +32,7 @@ def sample_rows(
     integer_limit: int,
     values: Mapping[str, float] | None = None,
 ) -> list[dict[str, NDArray[np.generic]]]:
-    """Return so many unlike rows, each as a batch of one (or of the file's fixed number).
+    """Return so many unlike rows, each as a batch of one; of a file's fixed batch, so many unlike batches.
 
     Args:
         types: The inputs.
@@ -49,7 +49,7 @@ def sample_rows(
     shared = {
         name: _filled(name, types[name], shape, np.random.default_rng(0), integer_limit, values or {})
         for name, shape in lengths.items()
-        if shapes.axes[name] is None
+        if shapes.axes[name] is None and shapes.rows_fixed is None
     }
     rows: list[dict[str, NDArray[np.generic]]] = []
     for row in range(count):

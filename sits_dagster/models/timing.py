@@ -11,9 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sits_dagster.models.cost import KernelCost
-from sits_dagster.models.roofline import require
+from sits_dagster.models.roofline import LAUNCH_GAP_NANOSECONDS_MIN, effective_bandwidth, require
 
-__all__ = ["PROBE_ROWS", "KernelGroup", "TimeModel", "TimeProbe", "fit_time_model"]
+__all__ = [
+    "PROBE_ROWS",
+    "KernelGroup",
+    "TimeModel",
+    "TimeProbe",
+    "bandwidth_contention",
+    "fit_time_model",
+]
 
 PROBE_ROWS: Final = (1, 2, 8, 32)
 """The batches worth measuring: one row, its double, and two factors of four to see the caches overflow.
@@ -221,6 +228,35 @@ def fit_time_model(
         rows_measured=tuple(sorted({probe.rows for probe in probes})),
         error_relative=error,
     )
+
+
+def bandwidth_contention(
+    model: TimeModel,
+    *,
+    peak_bytes_per_second: float,
+    gap_sensitivity_per_nanosecond: float,
+    gap_nanoseconds: float = LAUNCH_GAP_NANOSECONDS_MIN,
+) -> float | None:
+    """Return the contention α at which `effective_bandwidth` is the bandwidth that was fitted.
+
+    `None` where no α in [0, 1) gives it: the formula, with these constants, does not describe the device.
+
+    Args:
+        model: A fitted model; its `bandwidth_bytes_per_second` is B_eff.
+        peak_bytes_per_second: B_peak, > 0.
+        gap_sensitivity_per_nanosecond: β, >= 0.
+        gap_nanoseconds: T_gap, >= 0; the article's shortest if left out.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+    """
+    alone = effective_bandwidth(
+        peak_bytes_per_second,
+        gap_sensitivity_per_nanosecond=gap_sensitivity_per_nanosecond,
+        gap_nanoseconds=gap_nanoseconds,
+    )
+    contention = 1 - model.bandwidth_bytes_per_second / alone
+    return contention if 0 <= contention < 1 else None
 
 
 class _Measured(NamedTuple):

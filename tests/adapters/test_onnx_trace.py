@@ -15,9 +15,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sits_dagster.adapters.onnx_trace import TracedSession, optimize, runtime_key
+from sits_dagster.adapters import onnx_trace
+from sits_dagster.adapters.onnx_trace import TimedSession, TracedSession, cpu_name, optimize, runtime_key
 from sits_dagster.adapters.profiling import try_model
-from sits_dagster.errors import ModelError
+from sits_dagster.devices.device import Device, DeviceKind
+from sits_dagster.errors import DeviceOutOfMemoryError, ModelError
 from sits_dagster.models.arena import ArenaPolicy
 from sits_dagster.models.batching import Batching
 from sits_dagster.models.codec import load
@@ -29,6 +31,14 @@ from tests.models.onnx_files import FLOAT, constant, model, node, relu, value
 
 BATCHES = (1, 2, 3, 5, 8, 13, 32)
 STEPS, HIDDEN = 50, 96
+CPU = Device(
+    uuid="CPU-0",
+    kind=DeviceKind.CPU,
+    ordinal=0,
+    name="a CPU",
+    memory_bytes_total=1 << 34,
+    memory_bytes_limit=1 << 34,
+)
 RECURRENT = {"LSTM": (4, 8), "GRU": (3, 6), "RNN": (1, 2)}  # gates of the weights, and of the biases
 
 
@@ -439,6 +449,53 @@ def test_wrong_arrays_are_an_error_of_the_model(tmp_path: Path, feeds: dict[str,
         TracedSession(_save(tmp_path, relu())).run(feeds)
 
 
+class _Failing:
+    """A session that says what ONNX Runtime says."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def run(self, *_: object) -> None:
+        msg = "Failed to allocate memory for requested buffer of size 1"
+        raise RuntimeError(msg)
+
+
+def test_timing_tells_who_must_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that does not fit may be halved, a model that refuses the arrays may not."""
+    path = _save(tmp_path, relu())
+    timed = TimedSession(path, CPU)
+    assert 0 < timed.seconds({"x": np.zeros((2, 8), np.float32)}, 0.01) < 1
+    with pytest.raises(ModelError, match="The model fails"):
+        timed.seconds({"x": np.zeros((2, 9), np.float32)}, 0.01)
+    monkeypatch.setattr(onnx_trace, "_open", _Failing)
+    with pytest.raises(DeviceOutOfMemoryError, match="does not fit into memory"):
+        TimedSession(path, CPU).seconds({}, 0.01)
+
+
+def test_weights_that_do_not_fit_are_no_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph in the cache that cannot be loaded for want of memory is not thrown away."""
+    import onnxruntime
+
+    def fail(*_: object, **__: object) -> None:
+        msg = "std::bad_alloc"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(DeviceOutOfMemoryError, match="does not fit into memory"):
+        TracedSession(_save(tmp_path, relu()))
+
+
+@pytest.mark.parametrize(("is_optimizing", "operators"), [(False, ["Sigmoid", "Mul"]), (True, ["QuickGelu"])])
+def test_a_file_is_run_as_it_is_or_optimised(
+    tmp_path: Path, is_optimizing: bool, operators: list[str]
+) -> None:
+    """A card's graph is not written to a file: the runtime makes it while it loads the model."""
+    proto = model([node("Sigmoid", ["x"], ["s"]), node("Mul", ["x", "s"], ["y"])])
+    session = TracedSession(_save(tmp_path, proto), is_optimizing=is_optimizing)
+    session.run({"x": np.zeros((2, 8), np.float32)})
+    assert [traced.operator for traced in session.finish().nodes] == operators
+
+
 def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
     """A sequence has no rows to tell apart."""
     sequence = helper.make_tensor_sequence_value_info("y", FLOAT, None)
@@ -499,3 +556,4 @@ def test_the_key_names_runtime_and_machine() -> None:
     key = runtime_key()
     assert (key.version, key.provider) == (onnxruntime.__version__, "CPUExecutionProvider")
     assert runtime_key() == key
+    assert key.options.endswith(cpu_name())

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sits_dagster.adapters import profile_cache
-from sits_dagster.adapters.profile_cache import ProfileCache, cache_folder
+from sits_dagster.adapters import profiler
+from sits_dagster.adapters.profile_cache import ProfileCache
 from sits_dagster.adapters.profiler import ProfileOptions, profile_model
-from sits_dagster.errors import ConfigError, ModelError
+from sits_dagster.adapters.profiling import try_model
+from sits_dagster.adapters.sandbox import run_sandboxed
+from sits_dagster.errors import ConfigError, InvariantError, ModelError, SitsError, TransientError
+from sits_dagster.models.analysis import GraphAnalysis
 from sits_dagster.models.batching import Batching
+from sits_dagster.models.codec import load
+from sits_dagster.models.graph import files as graph_files
 from sits_dagster.models.model import model_digest
 from sits_dagster.models.profile import ModelProfile, RuntimeKey
+from sits_dagster.models.run_analysis import RunAnalysis
 from tests.models.onnx_files import FLOAT, constant, external, model, node, relu, value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,6 +261,34 @@ def test_rows_that_scale_each_other_must_be_alone(tmp_path: Path) -> None:
     assert any("rows must not share a batch" in words for words in found.warnings)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        (Batching.INVARIANT, Batching.NOT_BATCHABLE),
+        (Batching.MASK_REQUIRED, Batching.NOT_BATCHABLE),
+        (Batching.UNPROBED, Batching.UNPROBED),
+    ],
+)
+def test_quantising_over_the_batch_keeps_rows_alone(
+    tmp_path: Path, verdict: Batching, expected: Batching
+) -> None:
+    """Made-up rows may be of one range: whatever they showed, real ones are not; and the warning is there."""
+    (tmp_path / "o").mkdir()
+    path = _save(tmp_path / "m.onnx", relu())
+    found = try_model({"path": str(path), "optimized": str(tmp_path / "o" / "model.onnx")})
+    analysis, run = load(GraphAnalysis, found["analysis"]), load(RunAnalysis, found["run"])
+    profile = profiler._composed(
+        replace(analysis, dynamic_quantisation={"DynamicQuantizeLinear": 1}),
+        replace(run, batching=replace(run.batching, verdict=verdict)),
+        "",
+    )
+    assert profile.batching.verdict is expected
+    said = [
+        text for text in profile.warnings if text.startswith("rows must not share a batch: dynamic quant")
+    ]
+    assert len(said) == (expected is Batching.NOT_BATCHABLE)
+
+
 def test_a_fixed_batch_is_profiled_as_it_is(tmp_path: Path) -> None:
     """Four rows or none."""
     proto = model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [4, 8])], [value("y", FLOAT, [4, 8])])
@@ -308,6 +342,98 @@ def test_a_missing_file_is_an_error_of_the_model(tmp_path: Path) -> None:
         profile_model(path)
 
 
+def test_a_file_that_vanishes_is_an_error_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being found and being read."""
+    path = _save(tmp_path / "m.onnx", relu())
+    monkeypatch.setattr(profiler, "files_digest", lambda _: path.unlink() or "d")
+    with pytest.raises(ModelError, match=r"m\.onnx.*cannot be read"):
+        profile_model(path)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """Shapes and values that were computed are as good as those that were written."""
+    path = _save(tmp_path / "m.onnx", model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["N", "S"])]))
+    odd = ProfileOptions(
+        shapes={"x": (np.str_("N"), np.int64(16))}, values={"x": np.float32(0.5), "n": np.array(3)}
+    )
+    plain = ProfileOptions(shapes={"x": ("N", 16)}, values={"x": 0.5, "n": 3})
+    assert (odd.shapes, odd.values) == (plain.shapes, plain.values)
+    assert profile_model(path, odd) == profile_model(path, replace(NO_TIME, **_given(plain)))
+
+
+def _given(options: ProfileOptions) -> dict[str, Any]:
+    return {"shapes": options.shapes, "values": options.values}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shapes": {"x": ("N", 1.5)}},
+        {"shapes": {"x": 8}},
+        {"shapes": {"x": ("N", None)}},
+        {"values": {"x": "8"}},
+        {"values": {"x": [1, 2]}},
+        {"values": {"x": None}},
+    ],
+)
+def test_what_is_no_number_is_the_users_error(options: dict[str, Any]) -> None:
+    """It is found where it is written, and the input is named."""
+    with pytest.raises(ConfigError, match="'x'"):
+        ProfileOptions(**options)
+
+
+def test_files_beside_the_model_are_found_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process never parses a file that somebody else made; it counts and hashes what is named."""
+    weight = external("w", [8], location="w.bin")
+    path = _save(tmp_path / "m.onnx", model([node("Add", ["x", "w"], ["y"])], constants=[weight]))
+    (tmp_path / "w.bin").write_bytes(np.ones(8, np.float32).tobytes())
+    digest = model_digest(path)
+    monkeypatch.setattr(graph_files, "load_proto", None)
+    found = profile_model(path)
+    assert (found.digest, found.file_bytes) == (digest, path.stat().st_size + 32)
+
+
+def test_a_file_that_grows_when_it_is_parsed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty nodes take a hundred times their size: the child has no room for them, and this process none."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"\x3a\x80\x80\x80\x02" + b"\x0a\x00" * (2 << 20) + b"\x12\x08location")
+    monkeypatch.setattr(graph_files, "load_proto", None)
+    with pytest.raises(ModelError, match="profiling:list_files"):
+        profile_model(path, ProfileOptions(is_run=False, read_memory_bytes=240 << 20))
+
+
+@pytest.mark.parametrize("error", [TransientError("busy", retry_after_seconds=1), InvariantError("a fault")])
+def test_what_is_no_fault_of_the_model_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: SitsError
+) -> None:
+    """A child that could not be started, or a fault of this package, is raised."""
+
+    def fail(target: str, *arguments: Any, **options: Any) -> Any:
+        if target.endswith("try_model"):
+            raise error
+        return run_sandboxed(target, *arguments, **options)
+
+    monkeypatch.setattr(profiler, "run_sandboxed", fail)
+    with pytest.raises(type(error), match=error.message):
+        profile_model(_save(tmp_path / "m.onnx", relu()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("cpu_name", lambda: "another"), ("READERS", ("pip",))])
+def test_another_machine_or_version_is_another_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    """A cache in a shared folder holds for the CPU and the versions that found what is in it."""
+    path = _save(tmp_path / "m.onnx", relu())
+    profile_model(path)
+    monkeypatch.setattr(profiler, name, value)
+    with pytest.raises(ModelError, match="did not finish"):
+        profile_model(path, NO_TIME)
+
+
 def test_a_shape_that_contradicts_the_file_is_the_users_error(tmp_path: Path) -> None:
     """It comes out of the sandbox as what it was."""
     path = _save(tmp_path / "m.onnx", relu())
@@ -353,53 +479,3 @@ def test_two_processes_may_profile_one_model_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "profiles").iterdir())) == 1
     (kept,) = (tmp_path / "cache" / "optimized").iterdir()
     assert (kept / "model.onnx").is_file()
-
-
-def _folder(tmp_path: Path, size: int) -> Path:
-    made = tmp_path / f"made-{size}"
-    made.mkdir(exist_ok=True)
-    (made / "model.onnx").write_bytes(b"x" * size)
-    return made
-
-
-def test_optimised_graphs_that_were_not_used_for_long_go_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their sum has a limit; one that was asked for lately stays, and so does the newest, however large."""
-    monkeypatch.setattr(profile_cache, "OPTIMIZED_BYTES_MAX", 250)
-    cache = ProfileCache()
-    for at, digest in enumerate("ab"):
-        kept = cache.keep_optimized(digest, KEY, _folder(tmp_path, 100))
-        assert kept is not None
-        os.utime(kept.parent, (at, at))
-    assert cache.optimized("a", KEY) is not None, "used now"
-    assert cache.keep_optimized("c", KEY, _folder(tmp_path, 100)) is not None
-    assert [cache.optimized(digest, KEY) is not None for digest in "abc"] == [True, False, True]
-    assert cache.keep_optimized("d", KEY, _folder(tmp_path, 1000)) is not None
-    assert [cache.optimized(digest, KEY) is not None for digest in "acd"] == [False, False, True]
-
-
-def test_an_optimised_graph_is_kept_once(tmp_path: Path) -> None:
-    """The first one stays; another runtime has its own."""
-    cache = ProfileCache()
-    first = cache.keep_optimized("a", KEY, _folder(tmp_path, 10))
-    assert cache.keep_optimized("a", KEY, _folder(tmp_path, 20)) == first
-    assert first is not None
-    assert first.stat().st_size == 10
-    other = RuntimeKey(version="2", provider=KEY.provider, options=KEY.options)
-    assert cache.optimized("a", other) is None
-    assert len(list(first.parent.parent.iterdir())) == 1, "no staged copy is left"
-
-
-@pytest.mark.parametrize(
-    ("environment", "folder"),
-    [
-        ({"SITS_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
-        ({"SITS_CACHE_DIR": "", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/sits-dagster"),
-        ({"HOME": "/c"}, "/c/.cache/sits-dagster"),
-        ({}, str(Path.home() / ".cache" / "sits-dagster")),
-    ],
-)
-def test_profiles_are_kept_where_caches_are(environment: dict[str, str], folder: str) -> None:
-    """The variable of this package first, then those of the system."""
-    assert cache_folder(environment) == Path(folder)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sits_dagster.adapters import profiler
+from sits_dagster.adapters.profiler import profile_model
 from sits_dagster.cli import main
+from sits_dagster.commands import profile as command
+from sits_dagster.commands.profile_report import Machine, model_report
+from sits_dagster.devices.device import Device
+from sits_dagster.errors import InvariantError, SitsError, StorageError, TransientError
+from sits_dagster.models.arena import ArenaPolicy, ExtendStrategy
+from sits_dagster.models.hardware import device_model
+from sits_dagster.models.linear import Linear
+from sits_dagster.models.profile import Calibration, ModelProfile
+from sits_dagster.models.timing import TimeProbe, fit_time_model
+from sits_dagster.resources.gpu_pool import GpuPoolResource
 
 pytest.importorskip("onnxruntime")
 
@@ -49,6 +62,7 @@ KEYS = {
     "launch_seconds",
     "lengths",
     "memory_bytes",
+    "memory_bytes_resident",
     "memory_held_bytes",
     "memory_limit_bytes",
     "memory_source",
@@ -182,7 +196,7 @@ def test_numbers_of_a_model_made_by_hand(tmp_path: Path, profile: Profile) -> No
     assert report["batching_evidence"]
     assert (report["rows"], report["batch_rows_fixed"], report["uncosted"]) == (32, None, {})
     assert report["roofline_bound"] == "launch"
-    assert 0 < report["io_bound_ratio"] <= 1
+    assert 0 < report["io_bound_ratio"] < 0.1, "it waits for launches"
     assert report["seconds_predicted"] == pytest.approx(3 * 5e-6, rel=0.1)
     assert report["rows_per_second_predicted"] == pytest.approx(32 / report["seconds_predicted"])
     assert (report["device"], report["device_is_reference"]) == ("a100-40gb", False)
@@ -205,6 +219,8 @@ def test_the_largest_batch_fits_and_twice_its_rows_do_not(tmp_path: Path, profil
     assert (largest["rows"], largest["is_within_limit"]) == (most, True)
     room = report["watermark"] * (16 << 20)
     assert 100 < most < 65_536
+    policy = ArenaPolicy(strategy=ExtendStrategy.SAME_AS_REQUESTED)  # what the engine asks of CUDA's arena
+    assert largest["memory_held_bytes"] == profile_model(path).held(most, policy)
     assert largest["memory_held_bytes"] + report["parameter_bytes"] <= room
     more = profile(path, "--memory", "16MiB", "--rows", str(2 * most))
     assert more["batches"][-1]["is_within_limit"] is False
@@ -297,6 +313,21 @@ def test_the_rate_is_that_of_the_weights(tmp_path: Path, profile: Profile) -> No
     path = _save(tmp_path / "half.onnx", nodes, inputs, outputs, w=_random(64, 8).astype(np.float16))
     report = profile(path, "--device", "t4")
     assert (report["flops_rate_dtype"], report["flops_rate_per_second"]) == ("float16", 65e12)
+    assert report["warnings"] == []
+
+
+def test_a_rate_that_the_maker_does_not_state_is_said(tmp_path: Path, profile: Profile) -> None:
+    """Double precision counts at its own rate, and with a warning at float32's where there is none."""
+    double = TensorProto.DOUBLE
+    nodes = [node("MatMul", ["x", "w"], ["y"])]
+    inputs, outputs = [_value("x", "N", 64, dtype=double)], [_value("y", "N", 8, dtype=double)]
+    path = _save(tmp_path / "d.onnx", nodes, inputs, outputs, w=_random(64, 8).astype(np.float64))
+    report = profile(path, "--device", "v100-16gb")
+    assert (report["flops_rate_dtype"], report["flops_rate_per_second"]) == ("float64", 7.8e12)
+    assert report["warnings"] == []
+    report = profile(path, "--device", "t4")
+    assert report["flops_rate_dtype"] == "float32"
+    assert any("no rate for float64" in text for text in report["warnings"])
 
 
 def test_no_run_tells_where_the_memory_is_from(tmp_path: Path, profile: Profile, sits: Sits) -> None:
@@ -469,6 +500,33 @@ def test_broken_model_of_a_repository(repository: Path, profile: Profile) -> Non
     assert any("'image', version 3, could not be profiled" in text for text in report["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("error", "is_of_the_model"),
+    [
+        (StorageError("no room"), True),
+        (TransientError("busy", retry_after_seconds=1.0), False),
+        (InvariantError("a fault"), False),
+    ],
+)
+def test_errors_of_one_model_of_a_repository(
+    repository: Path, sits: Sits, monkeypatch: pytest.MonkeyPatch, error: SitsError, is_of_the_model: bool
+) -> None:
+    """Whatever one model raises, the others are profiled; what is not the model's fault ends the command."""
+
+    def fail(path: Path, *_: object) -> ModelProfile:
+        if "image" in str(path):
+            raise error
+        return profile_model(path)
+
+    monkeypatch.setattr(command, "profile_model", fail)
+    code, out, err = sits(repository, "--json")
+    assert code == (1 if is_of_the_model else 2)
+    if is_of_the_model:
+        assert [item["error"] for item in json.loads(out)["failed"]] == ["no room"]
+    else:
+        assert str(error) in err
+
+
 def test_plain_folder_is_no_repository(tmp_path: Path, sits: Sits) -> None:
     """A folder of files is refused with what was looked for and the names of the files."""
     pytest.importorskip("tritonclient")
@@ -507,6 +565,8 @@ def test_files_that_cannot_be_profiled(tmp_path: Path, sits: Sits) -> None:
         (["--memory", "-1"], "16GiB, 24GB, 500MB"),
         (["--memory", "0.1B"], "16GiB, 24GB, 500MB"),
         (["--rows", "0"], "'--rows'"),
+        (["--rows", "9" * 400], "'--rows'"),
+        (["--calibrate"], "--no-run forbids"),
         (["--device", "a100"], "a100-80gb"),
         (["--shape", "z=N,64"], "no input 'z'"),
         (["--shape", "x=N,63"], "fixed at 64"),
@@ -550,6 +610,74 @@ def test_calibrate_measures_on_this_machine(tmp_path: Path, profile: Profile, si
     assert set(found["memory_held_bytes"]) == {"8", "16"}
     assert found["memory_correction_bytes"] == {"a": 0, "b": 0}, "the replay is exact here"
     assert 0 < found["seconds"]["1"] <= found["seconds"]["64"]
-    assert found["batch_rows_flat"] >= 1
+    assert 1 <= found["batch_rows_flat"] <= found["batch_rows_looked_at"] == 4 * 32
+    assert found["arena_strategy"] == "next-power-of-two"
+    assert found["bandwidth_contention"] is None, "no card was named"
     assert profile(path, "--calibrate")["calibration"] == found
-    assert "rows hold" in sits(path, "--calibrate")[1]
+    out = sits(path, "--calibrate")[1]
+    assert "rows hold" in out
+    assert "up to 128 rows, larger batches than" in out
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_named", "expected"),
+    [
+        ("NVIDIA A100-SXM4-40GB", True, 0.5),
+        ("NVIDIA A10", True, None),
+        ("A CPU", True, None),
+        ("NVIDIA A100-SXM4-40GB", False, None),
+    ],
+)
+def test_contention_is_told_of_the_card_that_was_measured(
+    tmp_path: Path, measured: str, is_named: bool, expected: float | None
+) -> None:
+    """Half of what the article's gaps leave of its peak; a figure of another device would say nothing."""
+    path = _mlp(tmp_path / "mlp.onnx")
+    plain = profile_model(path)
+    times = fit_time_model(plain.kernels, [TimeProbe(rows=1, seconds=1.0)])
+    found = replace(
+        plain,
+        calibration=Calibration(probes={8: 1}, correction=Linear(0, 0), device=measured),
+        time_model=replace(times, bandwidth_bytes_per_second=0.5 * 2039e9 / (1 + 0.87 * 12)),
+    )
+    machine = Machine(device=device_model("a100-40gb"), is_reference=not is_named, memory_bytes=1 << 30)
+    contention = model_report(found, machine)["calibration"]["bandwidth_contention"]
+    assert contention == (None if expected is None else pytest.approx(expected))
+
+
+def test_calibrate_holds_the_device_it_measures(
+    tmp_path: Path, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work of others would change the times: the lease is taken before and given back after."""
+    seen: list[str] = []
+
+    @contextmanager
+    def lease(pool: GpuPoolResource, *, owner: str, **_: object) -> Generator[Device]:
+        seen.append(owner)
+        yield pool.devices()[0]
+        seen.append("back")
+
+    def measure(path: Path, device: Device, *_: object) -> ModelProfile:
+        assert device.kind
+        seen.append("measured")
+        return profile_model(path)
+
+    monkeypatch.setattr(GpuPoolResource, "lease", lease)
+    monkeypatch.setattr(command, "calibrate_model", measure)
+    profile(_mlp(tmp_path / "mlp.onnx"), "--calibrate")
+    assert seen[1:] == ["measured", "back"]
+    assert seen[0].startswith("sits profile mlp.onnx")
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 100, 200])
+def test_no_figure_is_cut(tmp_path: Path, sits: Sits, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """A narrow terminal shows fewer columns, and names them; a cut number would read as another one."""
+    path = _mlp(tmp_path / "mlp.onnx")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = sits(path, "--memory", "16GiB", "--rows", "123456789", "--device", "t4")
+    assert code == 0
+    assert "…" not in out
+    assert "123,456,789" in out
+    assert "rows/s" in out
+    assert ("a wider terminal shows more: " in out) == (columns < 200)
+    assert ("FLOP/byte" in out.split("a wider")[0]) == (columns == 200)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sits_dagster.errors import ConfigError
 from sits_dagster.inference.adaptive import RECOVERY_CALLS, AdaptiveBatchSizer, SizingReason
 from sits_dagster.inference.engine import MemorySample
-from sits_dagster.inference.sizing import BatchMeasurement, Bucket
+from sits_dagster.inference.sizing import BatchMeasurement, BatchOptimum, Bucket
 
 NARROW: Bucket = ((3, 16),)
 WIDE: Bucket = ((3, 64),)
@@ -22,7 +22,7 @@ def call(rows: int, bucket: Bucket = NARROW, *, fits: bool = True) -> BatchMeasu
 
 def test_other_shapes_get_as_many_cells() -> None:
     """Four times the width is a quarter of the rows; very wide rows still come one by one."""
-    sizer = AdaptiveBatchSizer({NARROW: 32}, rows_max=1024)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=32), rows_max=1024)
     assert sizer.rows(NARROW) == 32
     assert sizer.rows(WIDE) == 8
     assert sizer.rows(((3, 100_000),)) == 1
@@ -35,14 +35,14 @@ def test_other_shapes_get_as_many_cells() -> None:
 
 def test_the_named_limit_holds() -> None:
     """Tiny rows would fill a batch with very many."""
-    sizer = AdaptiveBatchSizer({WIDE: 32}, rows_max=100)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=WIDE, rows=32), rows_max=100)
     assert sizer.rows(NARROW) == 100
     assert sizer.decisions[-1].reason is SizingReason.ROWS_MAX
 
 
 def test_a_batch_that_does_not_fit_halves_the_next_of_its_shape_alone() -> None:
     """And again, down to one row; other shapes keep theirs."""
-    sizer = AdaptiveBatchSizer({NARROW: 8}, rows_max=64)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=8), rows_max=64)
     found = []
     for _ in range(5):
         rows = sizer.rows(NARROW)
@@ -55,7 +55,7 @@ def test_a_batch_that_does_not_fit_halves_the_next_of_its_shape_alone() -> None:
 
 def test_what_ran_out_of_memory_grows_back() -> None:
     """Whoever took the memory may give it back: half as much more is tried in time, up to the aim."""
-    sizer = AdaptiveBatchSizer({NARROW: 16}, rows_max=64)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=16), rows_max=64)
     sizer.observe(call(16, fits=False))
     grown = [sizer.rows(NARROW)]
     for _ in range(3 * RECOVERY_CALLS):
@@ -69,7 +69,7 @@ def test_what_ran_out_of_memory_grows_back() -> None:
 
 def test_trouble_starts_the_wait_anew() -> None:
     """A ceiling that is hit again is not lifted by calls from before."""
-    sizer = AdaptiveBatchSizer({NARROW: 16}, rows_max=64)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=16), rows_max=64)
     sizer.observe(call(16, fits=False))
     for _ in range(RECOVERY_CALLS - 1):
         sizer.observe(call(8))
@@ -78,10 +78,11 @@ def test_trouble_starts_the_wait_anew() -> None:
     assert sizer.rows(NARROW) == 4
 
 
-def test_it_needs_one_measured_shape() -> None:
-    """There is nothing to scale from otherwise."""
-    with pytest.raises(ConfigError, match="optimum"):
-        AdaptiveBatchSizer({}, rows_max=8)
+@pytest.mark.parametrize(("rows", "limit"), [(0, 8), (8, 0)])
+def test_a_batch_without_rows_is_refused(rows: int, limit: int) -> None:
+    """It would never end."""
+    with pytest.raises(ConfigError, match="at least one row"):
+        AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=rows), rows_max=limit)
 
 
 @given(
@@ -93,7 +94,7 @@ def test_rows_stay_between_one_and_the_limit(
     optimum: int, limit: int, events: list[tuple[int, bool]]
 ) -> None:
     """Whatever the calls tell, and never above what was just refused."""
-    sizer = AdaptiveBatchSizer({NARROW: optimum}, rows_max=limit)
+    sizer = AdaptiveBatchSizer(BatchOptimum(bucket=NARROW, rows=optimum), rows_max=limit)
     for width, fits in events:
         bucket: Bucket = ((3, width),)
         rows = sizer.rows(bucket)

@@ -127,6 +127,17 @@ def test_steps_end_at_one_gibibyte() -> None:
     assert arena.bytes_held == 5 * 1024 * MIB
 
 
+def test_a_step_beyond_one_gibibyte_is_taken_once_more_and_falls_back() -> None:
+    """As ONNX Runtime 1.32 was seen to hold 2,049, 4,097 and 5,121 MiB for these requests."""
+    arena = Arena(DOUBLING)
+    arena.allocate(0, 8)
+    held: list[int] = []
+    for key, size in enumerate((1100, 2000, 1000), start=1):
+        arena.allocate(key, size * MIB)
+        held.append(arena.bytes_held // MIB)
+    assert held == [2049, 4097, 5121]
+
+
 def test_the_last_region_is_what_the_limit_leaves() -> None:
     """A step beyond the limit is cut to what is left, as long as the request fits."""
     arena = Arena(ArenaPolicy(bytes_limit=5 * MIB))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sits_dagster.errors import DeviceOutOfMemoryError
 from sits_dagster.models.batching import Batching, probe_batching, probe_fixed_batch, probe_padding
 
 Arrays = Mapping[str, Any]
@@ -160,8 +161,48 @@ def test_a_batch_that_fails_is_the_evidence() -> None:
     report = probe_batching(run, _rows(1, 8), {"x": 0})
     assert report.verdict is Batching.NOT_BATCHABLE
     assert report.evidence[0].startswith("a batch of 2 rows fails: cannot reshape xxx")
-    assert len(report.evidence[0]) < 300
+    assert len(report.evidence[0]) < 600
     assert report.output_axes == {"y": 0}
+
+
+def test_a_batch_that_does_not_fit_says_nothing_of_the_model() -> None:
+    """A smaller device would otherwise forbid what a larger one can do."""
+
+    def run(feeds: Arrays) -> Arrays:
+        if len(feeds["x"]) > 2:
+            msg = "no room"
+            raise DeviceOutOfMemoryError(msg, batch_rows=3)
+        return {"y": feeds["x"]}
+
+    report = probe_batching(run, _rows(1, 8), {"x": 0})
+    assert report.verdict is Batching.UNPROBED
+    assert report.evidence == ("a batch of 3 rows does not fit into memory",)
+    assert (report.input_axes, report.output_axes) == ({"x": 0}, {"y": 0})
+
+
+@pytest.mark.parametrize("row", [np.full((1, 8), np.nan, np.float32), np.array([["a"]], object)])
+def test_rows_that_are_the_same_say_nothing(row: Any) -> None:
+    """Whatever mixes them gives the same; a batch that differs from its only row is evidence still."""
+    rows = [{"x": row.copy(), "rate": np.array(at)} for at in (1, 1, 1)]
+    report = probe_batching(_run(lambda x: np.repeat(x[::-1], 2, axis=1)), rows, {"x": 0, "rate": None})
+    assert report.verdict is Batching.UNPROBED
+    assert "no two unlike rows of equal shape" in report.evidence[0]
+    assert report.output_axes == {"y": 0}
+    longer = probe_batching(_run(lambda x: np.repeat(x, len(x), axis=1)), rows, {"x": 0, "rate": None})
+    assert longer.verdict is Batching.NOT_BATCHABLE
+    unlike = [*rows[:2], _rows(1, 8)[0] | {"rate": np.array(1)}]
+    if row.dtype != object:
+        found = probe_batching(_run(lambda x: x * 2), unlike, {"x": 0, "rate": None})
+        assert found.verdict is Batching.INVARIANT
+
+
+def test_names_of_outputs_are_cut() -> None:
+    """A file may name them as long as it likes."""
+    name = "y" * 1000
+    report = probe_batching(lambda feeds: {name: feeds["x"].sum()}, _rows(1, 8), {"x": 0})
+    assert len(report.evidence[0]) < 300
+    fixed = probe_fixed_batch(lambda feeds: {name: feeds["x"].sum()}, _rows(4, 8), 4)
+    assert len(fixed.evidence[0]) < 300
 
 
 def test_a_row_that_fails_alone_is_the_callers_matter() -> None:
@@ -206,6 +247,51 @@ def test_a_fixed_batch_is_tried_with_other_batch_mates() -> None:
     assert "batch-mates" in mixed.evidence[0]
     lost = probe_fixed_batch(_run(lambda x: x.sum(axis=0)), batches, 4)
     assert lost.verdict is Batching.NOT_BATCHABLE
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.cumsum(x, axis=0),
+        lambda x: np.cumsum(x[::-1], axis=0)[::-1],
+        lambda x: x - x.mean(axis=0),
+        lambda x: x[::-1],
+        lambda x: x[: 1 + (x[-1, 0] > 0) * (len(x) - 1)],
+    ],
+    ids=["before", "behind", "mean of all", "another order", "another length"],
+)
+def test_whatever_a_fixed_batch_mixes_is_found(function: Function, rows: int) -> None:
+    """Be it from rows before or behind: neither shows in the first row alone."""
+    report = probe_fixed_batch(_run(function), _rows(rows, 8), rows)
+    assert report.verdict is Batching.NOT_BATCHABLE, report.evidence
+    assert "batch-mates" in report.evidence[0]
+
+
+def test_rows_between_the_first_and_the_last_of_a_fixed_batch_count() -> None:
+    """A model may spare both ends."""
+
+    def middle(x: Any) -> Any:
+        return np.concatenate([x[:1], x[1:-1] + x[-1:], x[-1:]])
+
+    assert probe_fixed_batch(_run(middle), _rows(4, 8), 4).verdict is Batching.NOT_BATCHABLE
+
+
+def test_fixed_batches_that_are_the_same_say_nothing() -> None:
+    """Inputs filled with a number that the user gives."""
+    batches = [{"x": np.full((4, 8), 0.5, np.float32)} for _ in range(3)]
+    report = probe_fixed_batch(_run(lambda x: np.cumsum(x, axis=0) * 0 + x), batches, 4)
+    assert report.verdict is Batching.UNPROBED
+    assert "are the same" in report.evidence[0]
+    assert (report.input_axes, report.output_axes) == ({"x": 0}, {"y": 0})
+
+
+def test_only_inputs_of_the_fixed_length_hold_its_rows() -> None:
+    """A number for all, and a table, have none."""
+    batches = [{**batch, "rate": np.array(2), "table": np.ones((3, 4))} for batch in _rows(4, 8)]
+    report = probe_fixed_batch(lambda feeds: {"y": feeds["x"] * feeds["rate"]}, batches, 4)
+    assert report.verdict is Batching.INVARIANT
+    assert report.input_axes == {"x": 0, "rate": None, "table": None}
 
 
 def test_a_fixed_batch_of_one_shares_nothing() -> None:

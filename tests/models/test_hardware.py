@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlparse
 
 import pytest
@@ -77,3 +78,27 @@ def test_an_unstated_rate_is_an_error_that_names_the_stated_ones() -> None:
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match=r"t4 states no rate for 'tf32'.*float32, float16, int8"):
         device_model("t4").ridge_flops_per_byte("tf32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"flops_per_second": {"float16": 1e12}}, r"'own' have no 'float32'.*has 'float16'"),
+        ({"flops_per_second": {}}, "has nothing"),
+        ({"flops_per_second": {"float32": 0.0}}, "float32 of 'own' must be > 0"),
+        ({"bandwidth_bytes_per_second": 0.0}, "bandwidth_bytes_per_second of 'own'"),
+        ({"memory_bytes": 0}, "memory_bytes of 'own'"),
+        ({"launch_seconds": -1.0}, "launch_seconds of 'own'"),
+    ],
+)
+def test_figures_of_ones_own_are_checked(changes: dict[str, Any], expected: str) -> None:
+    """A card that no time can be told of is refused where it is made."""
+    figures: dict[str, Any] = {
+        "memory_bytes": 10**9,
+        "bandwidth_bytes_per_second": 1e11,
+        "flops_per_second": {"float32": 1e12},
+        "source": "",
+    }
+    assert DeviceModel(name="own", **figures).launch_seconds > 0
+    with pytest.raises(ConfigError, match=expected):
+        DeviceModel(name="own", **{**figures, **changes})

@@ -51,14 +51,17 @@ def test_the_rows_are_guessed_by_names_and_places(
         ({"x": (4, 8)}, 4),
         ({"x": (1, "S")}, 1),
         ({"x": (4, 8), "rate": ()}, 4),
-        ({"x": (8, 3), "z": (2, 3)}, 2),
+        ({"x": (8, 3), "z": (2, 3)}, 8),
+        ({"x": (16, 8), "state": (2, 16, 8)}, 16),
+        ({"state": (2, 16, 8), "x": (16, 8)}, 16),
+        ({"x": (8, 3), "z": (2, 4), "rate": ()}, 8),
         ({"x": ("N", 8)}, None),
         ({"x": ("N", 8), "table": (10, 128)}, None),
         ({"x": ()}, None),
     ],
 )
 def test_a_batch_is_fixed_where_no_input_is_free(inputs: dict[str, Shape], rows: int | None) -> None:
-    """The first axes of all inputs are the file's: only that many rows are allowed."""
+    """The first axes are the file's; where they disagree, one that all have counts, or the first."""
     assert input_shapes(_graph(**inputs)).rows_fixed == rows
 
 
@@ -100,6 +103,27 @@ def test_what_the_user_gives_is_not_assumed() -> None:
     assert shapes.shapes(7) == {"x": (5, 7, 8)}
     assert shapes.assumed == {}
     assert shapes.free == {"A": (("x", 0),)}
+
+
+def test_a_given_length_holds_for_every_axis_of_its_name() -> None:
+    """Whoever gives the length of the ids gives that of the mask too; the rows' axis stays out of it."""
+    graph = _graph(mask=("N", "S"), ids=("N", "S"), other=("N", "T"))
+    shapes = input_shapes(graph, {"ids": (1, 64)})
+    assert shapes.shapes(2) == {"mask": (2, 64), "ids": (2, 64), "other": (2, SEQUENCE_LENGTH)}
+    assert shapes.assumed == {"T": SEQUENCE_LENGTH}
+    unlike = input_shapes(graph, {"ids": ("N", 64), "mask": ("N", 32)})
+    assert unlike.shapes(1) == {"mask": (1, 32), "ids": (1, 64), "other": (1, SEQUENCE_LENGTH)}
+
+
+@pytest.mark.parametrize("names", [("p", "m"), ("m", "p")])
+def test_an_assumed_length_is_one_for_each_name(names: tuple[str, str]) -> None:
+    """A detector's pictures and their mask are of one size: that of the pictures."""
+    inputs: dict[str, Shape] = {"p": ("N", 3, "height", "width"), "m": ("N", "height", "width")}
+    shapes = input_shapes(_graph(**{name: inputs[name] for name in names}), image_size=(48, 320))
+    assert shapes.shapes(2) == {"p": (2, 3, 48, 320), "m": (2, 48, 320)}
+    assert shapes.assumed == {"height": 48, "width": 320}
+    unnamed = input_shapes(_graph(p=("N", 3, None, None), m=("N", None, None)))
+    assert unnamed.shapes(2)["m"] == (2, SEQUENCE_LENGTH, SEQUENCE_LENGTH), "without a name they are not one"
 
 
 def test_numbers_alone_leave_the_first_axis_to_the_rows() -> None:
@@ -189,6 +213,16 @@ def test_made_up_rows_are_unlike_and_harmless() -> None:
     assert [found["text"].tolist() for found in rows] == [["row 1"], ["row 2"], ["row 3"]]
     assert all(found["table"] is rows[0]["table"] for found in rows), "what all rows share is one array"
     assert rows[0]["rate"] == 1
+
+
+def test_made_up_batches_of_a_fixed_size_are_unlike() -> None:
+    """Their inputs have no free axis of rows, and yet no two batches share them."""
+    types = {"x": TensorType("float32", (4, 8)), "ids": TensorType("int64", (4, 8))}
+    shapes = input_shapes(Graph(nodes=(), inputs=types, outputs={}, constants={}))
+    batches = sample_rows(types, shapes, count=3, integer_limit=100)
+    for name in types:
+        assert {found[name].shape for found in batches} == {(4, 8)}
+        assert len({found[name].tobytes() for found in batches}) == 3
 
 
 def test_a_made_up_batch_has_its_rows_along_their_axes() -> None:

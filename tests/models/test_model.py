@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sits_dagster.errors import ConfigError, ModelError
 from sits_dagster.models.graph.files import external_data_files
-from sits_dagster.models.model import OnnxModel, Padding, model_digest
+from sits_dagster.models.model import OnnxModel, Padding, files_bytes, files_digest, model_digest, model_files
 
 edges = st.lists(st.integers(1, 50), min_size=1, max_size=5, unique=True).map(lambda e: tuple(sorted(e)))
 
@@ -117,13 +117,38 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
         external_data_files(path)
 
 
+@pytest.mark.parametrize("part", ["../x.bin", "folder", "none.bin", "link"])
+def test_what_somebody_found_is_looked_at_again(tmp_path: Path, part: str) -> None:
+    """Files are hashed here: one elsewhere, or that is no plain one, is refused whoever named it."""
+    folder = tmp_path / "inside"
+    (folder / "folder").mkdir(parents=True)
+    (tmp_path / "x.bin").write_bytes(b"x")
+    (folder / "link").symlink_to(tmp_path / "x.bin")
+    path = _save(folder / "m.onnx", external="w.bin")
+    assert model_files(path, lambda found: [found.with_name("w.bin")]) == (path, folder / "w.bin")
+    with pytest.raises(ModelError, match="no plain file in its folder"):
+        model_files(path, lambda _: [folder / part])
+
+
+def test_files_are_hashed_and_counted_together(tmp_path: Path) -> None:
+    """As the digest of the model is; one that is gone meanwhile is named."""
+    path = _save(tmp_path / "m.onnx", external="w.bin")
+    files = model_files(path)
+    assert files_digest(files) == model_digest(path)
+    assert files_bytes(files) == path.stat().st_size + 1600
+    (tmp_path / "w.bin").unlink()
+    for read in (files_digest, files_bytes):
+        with pytest.raises(ModelError, match=r"w\.bin.*cannot be read"):
+            read(files)
+
+
 @pytest.mark.parametrize("content", [None, b""], ids=["missing", "empty"])
 def test_no_model_has_no_digest(tmp_path: Path, content: bytes | None) -> None:
     """A wrong path ends with its name and the remedy."""
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"m\.onnx.*Hint"):
+    with pytest.raises(ModelError, match=r"m\.onnx.*Hint: (check the path|export)"):
         model_digest(path)
 
 

@@ -184,6 +184,8 @@ def test_without_a_memory_plan_no_batch_is_promised() -> None:
     """An empty plan would fit any batch into any device."""
     unknown = _profile(memory_source="unknown", memory_plan=MemoryPlan((), ()))
     assert unknown.batch_rows_max(1 << 40) == 0
+    assert unknown.held(1) is None
+    assert unknown.use(1, ArenaPolicy()) is None
 
 
 def test_a_batch_has_an_end() -> None:
@@ -217,5 +219,57 @@ def test_a_calibrated_batch_fits_and_is_not_above_the_uncalibrated(a: int, b: in
 def test_growth_is_a_ratio_to_the_profiles_length() -> None:
     """Twice the length of a square cost is four times the memory; no memory is no division by zero."""
     growth = AxisGrowth(axis="S", length=100, memory_bytes=(0, 0, 2), flops=(0, 1, 0))
-    assert growth.memory_ratio(200) == 4
-    assert AxisGrowth(axis="S", length=9, memory_bytes=(0, 0, 0), flops=(0, 0, 0)).memory_ratio(5) == 0
+    assert (growth.memory_ratio(200), growth.flops_ratio(200)) == (4, 2)
+    nothing = AxisGrowth(axis="S", length=9, memory_bytes=(0, 0, 0), flops=(0, 0, 0))
+    assert (nothing.memory_ratio(5), nothing.flops_ratio(5)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [
+        ({"float64": 9, "float32": 1}, "float64"),
+        ({"complex128": 9}, "float64"),
+        ({"complex64": 9}, "float32"),
+        ({"float16": 5, "float32": 5}, "float32"),
+        ({"uint8": 4, "int8": 3, "float32": 5}, "int8"),
+        ({}, "float32"),
+    ],
+)
+def test_arithmetic_is_of_the_type_of_most_weights(weights: dict[str, int], dtype: str) -> None:
+    """Without a rate for it float32's counts, and that is said."""
+    profile = _profile(parameter_bytes_by_type=weights)
+    rates = {"float64": 1.0, "float32": 2.0, "int8": 3.0}
+    assert profile.arithmetic_dtype(rates) == dtype
+    assert profile.rate_notes(rates) == ()
+    assert profile.arithmetic_dtype({"float32": 1.0}) == "float32"
+    notes = profile.rate_notes({"float32": 1.0})
+    assert [dtype in note for note in notes] == ([] if dtype == "float32" else [True])
+
+
+def test_a_gpus_arena_takes_what_is_asked_for() -> None:
+    """Its limit is met by other batches than that of an arena that doubles."""
+    plan = MemoryPlan((Linear(0, 100 << 10), Linear(0, 100 << 10), Linear(0, 300 << 10)), (1, 2, -1, -2, 3))
+    profile = _profile(memory_plan=plan)
+    for strategy in ExtendStrategy:
+        most = profile.batch_rows_max(70 * MIB, watermark=1.0, strategy=strategy)
+        policy = ArenaPolicy(strategy=strategy, bytes_limit=60 * MIB)
+        assert profile.held(most, policy) is not None
+        assert profile.held(most + 1, policy) is None
+    doubling, same = (
+        profile.batch_rows_max(70 * MIB, watermark=1.0, strategy=strategy) for strategy in ExtendStrategy
+    )
+    assert same == 60 * MIB // (500 << 10)
+    assert doubling != same
+    assert profile.batch_rows_max(70 * MIB, watermark=1.0) == doubling
+
+
+@pytest.mark.parametrize("measured", ExtendStrategy)
+def test_a_calibration_holds_for_the_strategy_it_was_measured_with(measured: ExtendStrategy) -> None:
+    """An arena that grows otherwise holds other than what was measured."""
+    found = Calibration(probes={8: MIB}, correction=Linear(5 * MIB, 0), device="d", strategy=measured)
+    plain, corrected = _profile(), _profile(calibration=found)
+    for strategy in ExtendStrategy:
+        policy = ArenaPolicy(strategy=strategy)
+        before, after = plain.held(100, policy), corrected.held(100, policy)
+        assert before is not None
+        assert after == before + (5 * MIB if strategy is measured else 0)

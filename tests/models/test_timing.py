@@ -29,7 +29,14 @@ from sits_dagster.models.roofline import (
     roofline_bound,
     roofline_seconds,
 )
-from sits_dagster.models.timing import PROBE_ROWS, KernelGroup, TimeModel, TimeProbe, fit_time_model
+from sits_dagster.models.timing import (
+    PROBE_ROWS,
+    KernelGroup,
+    TimeModel,
+    TimeProbe,
+    bandwidth_contention,
+    fit_time_model,
+)
 
 UNSEEN_ROWS = (3, 4, 6, 12, 16, 24)
 
@@ -141,6 +148,29 @@ def test_constraints_hold_at_their_limits() -> None:
     assert "more than 32" in deep
 
 
+@given(contention=st.floats(0, 0.99), beta=st.floats(0, 2), gap=st.floats(0, 100))
+def test_the_contention_is_what_the_formula_had(contention: float, beta: float, gap: float) -> None:
+    """A model that reached what contention leaves is told that contention."""
+    reached = effective_bandwidth(
+        2e12, contention=contention, gap_sensitivity_per_nanosecond=beta, gap_nanoseconds=gap
+    )
+    model = replace(fit_time_model(TWO, [TimeProbe(rows=1, seconds=1.0)]), bandwidth_bytes_per_second=reached)
+    rates = {"peak_bytes_per_second": 2e12, "gap_sensitivity_per_nanosecond": beta}
+    found = bandwidth_contention(model, **rates, gap_nanoseconds=gap)
+    assert found is None or found == pytest.approx(contention, abs=1e-9)
+    assert found is not None or contention < 1e-9, "only rounding leaves the range"
+
+
+def test_no_contention_explains_more_than_the_gaps_leave() -> None:
+    """The article's constants leave 8.7 % of the peak: whoever reaches more is not described by them."""
+    model = fit_time_model(TWO, [TimeProbe(rows=1, seconds=1.0)])
+    rates = {"peak_bytes_per_second": 2039e9, "gap_sensitivity_per_nanosecond": 0.87}
+    fast = replace(model, bandwidth_bytes_per_second=1.4e12)
+    assert bandwidth_contention(fast, **rates) is None
+    slow = replace(model, bandwidth_bytes_per_second=0.5 * 2039e9 / 11.44)
+    assert bandwidth_contention(slow, **rates) == pytest.approx(0.5)
+
+
 # ---------------------------------------------------------------- roofline
 
 TWO = [kernel(100.0, 1.0), kernel(1.0, 20.0, moved_fixed=80.0)]
@@ -151,6 +181,8 @@ def test_roofline_by_hand() -> None:
     rates = {"flops_per_second": 100.0, "bandwidth_bytes_per_second": 10.0}
     assert roofline_seconds(TWO, 4, **rates, launch_seconds=0.5) == pytest.approx(21.0)
     assert io_bound_ratio(TWO, 4, **rates) == pytest.approx((0.4 + 16) / 20)
+    assert io_bound_ratio(TWO, 4, **rates, launch_seconds=0.5) == pytest.approx((0.4 + 16) / 21)
+    assert io_bound_ratio(TWO, 4, **rates, launch_seconds=500) < 0.02
     assert arithmetic_intensity(TWO, 4) == pytest.approx(404 / 164)
     assert roofline_bound(TWO, 4, **rates) == "memory"
     assert roofline_bound(TWO, 4, **rates, launch_seconds=9.0) == "launch"

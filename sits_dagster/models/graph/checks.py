@@ -169,9 +169,7 @@ def check_names(graph: Graph, path: Path) -> None:
 
 def _check_nodes(graph: Graph, path: Path) -> None:
     """Refuse what makes onnx 1.23 crash or run for ever while it infers shapes."""
-    for node in graph.nodes:
-        for body in node.bodies.values():
-            _check_nodes(body, path)
+    for node in graph.all_nodes():
         reason = _fault_of(node)
         if reason:
             msg = f"Model {str(path)!r} has the operator {shown(node.operator)} {reason}."

@@ -13,7 +13,7 @@ from sits_dagster.errors import ModelError
 from sits_dagster.models.graph.checks import check_count, check_lengths, check_names, check_texts
 from sits_dagster.models.graph.files import load_proto, referred_files
 from sits_dagster.models.graph.reading import constant_types, graph_of, tensor_type, value_type
-from sits_dagster.models.graph.structure import Graph, Node, TensorType
+from sits_dagster.models.graph.structure import Graph, TensorType
 from sits_dagster.models.words import one_line
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ class BoundTypes:
         types: By name, those of nested graphs too.
         unknown: Names of run-time tensors whose shape no library could tell.
         used: The libraries that were asked, in order.
+        is_traced: Whether a run told some of the types: those hold for its lengths alone.
     """
 
     types: Mapping[str, TensorType]
     unknown: tuple[str, ...]
     used: tuple[str, ...]
+    is_traced: bool = False
 
 
 class GraphFile:
@@ -93,17 +95,10 @@ class GraphFile:
     def _unknown(self, types: Mapping[str, TensorType]) -> tuple[str, ...]:
         return tuple(
             name
-            for node in _all_nodes(self.graph)
+            for node in self.graph.all_nodes()
             for name in node.outputs
             if name and name not in self._folded and not (name in types and types[name].is_known)
         )
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        for body in node.bodies.values():
-            yield from _all_nodes(body)
 
 
 def _inlined(proto: ModelProto, path: Path) -> ModelProto:

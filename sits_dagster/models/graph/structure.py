@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, cast
@@ -139,6 +139,13 @@ class Graph:
     outputs: Mapping[str, TensorType]
     constants: Mapping[str, TensorType]
     types: Mapping[str, TensorType] = field(default_factory=dict[str, TensorType])
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Yield every call in order; those of a call's bodies, however deep, come right behind it."""
+        for node in self.nodes:
+            yield node
+            for body in node.bodies.values():
+                yield from body.all_nodes()
 
     def folded(self) -> frozenset[str]:
         """Return the names that are known before any row is: constants, and what follows from them alone."""
