@@ -10,7 +10,7 @@ import pytest
 from sits_dagster import GpuPoolResource, InferenceResource, StorageResource
 from sits_dagster.inference.policy import PipelinePolicy
 
-OF_THE_STEP = {"progress_seconds", "retries_max"}
+OF_THE_STEP = {"batch_rows_max", "measuring_seconds_max", "progress_seconds", "retries_max"}
 
 
 def test_defaults_are_those_of_the_data_plane() -> None:
@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_data_plane() -> None:
 def test_each_setting_reaches_the_data_plane(name: str) -> None:
     """What a user sets is what the data plane gets, and nothing else changes."""
     before = getattr(InferenceResource(), name)
-    value = before + 1
+    value = (getattr(PipelinePolicy(), name) if before is None else before) + 1
     policy = InferenceResource(**{name: value}).policy()
     assert policy == dataclasses.replace(PipelinePolicy(), **{name: value})
 
@@ -33,6 +33,8 @@ def test_each_setting_reaches_the_data_plane(name: str) -> None:
         ("batch_rows", 0),
         ("batch_rows", -1),
         ("batch_rows", 2.5),
+        ("batch_rows_max", 0),
+        ("measuring_seconds_max", 0),
         ("segment_seconds", -0.1),
         ("encode_workers", 0),
         ("decode_workers", 0),
