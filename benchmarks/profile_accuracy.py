@@ -26,6 +26,7 @@ from sits_dagster.adapters.profile_cache import ProfileCache, cache_folder
 from sits_dagster.adapters.profiler import ProfileOptions, profile_model
 from sits_dagster.devices.device import Device, DeviceKind
 from sits_dagster.errors import SitsError
+from sits_dagster.models.batching import Batching
 from sits_dagster.models.calibration import MEMORY_ROWS, calibrate
 from sits_dagster.models.profile import ModelProfile
 from sits_dagster.models.timing import PROBE_ROWS
@@ -42,7 +43,7 @@ CPU = Device(
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 ROWS_QUICK = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 ROWS_HEAVY_MAX = 16
-TIME_ROWS = (3, 4, 6, 12, 16, 24, 48)
+TIME_ROWS = (3, 5, 6, 12, 24, 48)
 CLOSE = 0.05
 # Published multiply-adds, in millions, of the file's own variant at its own size; FLOPs are twice that.
 # torchvision's model pages: https://pytorch.org/vision/stable/models.html (GFLOPS column: multiply-adds).
@@ -128,7 +129,7 @@ def _measure(model: _zoo.ZooModel, zoo: Path, *, is_quick: bool) -> Result:
         result.verdict = str(profile.batching.verdict)
         result.flops = _products(profile)
         result.flops_tool = _tool(path, profile)
-        prober = OnnxProber(path, profile, CPU, values=model.values, cache=cache)
+        prober = OnnxProber(path, profile, CPU, values=model.values, cache=cache, seconds_per_batch=0.4)
         calibrated = calibrate(profile, prober)
         untimed = OnnxProber(path, profile, CPU, values=model.values, cache=cache, seconds_per_batch=0)
         result.points = [
@@ -161,7 +162,8 @@ def _error(profile: ModelProfile, rows: int, held: int) -> float:
 
 
 def _times(model: _zoo.ZooModel, profile: ModelProfile, prober: OnnxProber) -> list[tuple[int, float, float]]:
-    if profile.batch_rows_fixed is not None or profile.time_model is None:
+    is_single = profile.batching.verdict is Batching.NOT_BATCHABLE  # batches of one, always
+    if profile.batch_rows_fixed is not None or profile.time_model is None or is_single:
         return []
     rows = [count for count in TIME_ROWS if count <= ROWS_HEAVY_MAX or not model.is_heavy]
     return [
@@ -189,7 +191,10 @@ def _figures(results: list[Result]) -> dict[str, float | None]:
     points = [point for result in measured for point in result.points or ()]
     unseen = [point for point in points if point.rows not in MEMORY_ROWS]
     times = [
-        abs(error) for result in measured for rows, _, error in result.times or () if rows not in PROBE_ROWS
+        abs(error)
+        for result in measured
+        for rows, _, error in result.times or ()
+        if rows not in {*PROBE_ROWS, *MEMORY_ROWS}
     ]
     static = [point.static for point in points]
     calibrated = [point.calibrated for point in unseen]

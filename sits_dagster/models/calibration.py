@@ -60,7 +60,7 @@ class Prober(Protocol):
 def calibrate(profile: ModelProfile, prober: Prober, *, with_time: bool = True) -> ModelProfile:
     """Return the profile with what probes on the device add: held memory, and how long a batch takes.
 
-    Batches of 8 and 16 rows correct the memory; those of 1, 2, 8 and 32 rows fit the time model. Where they
+    Batches of 8 and 16 rows correct the memory; those of 1, 2, 4, … 32 rows fit the time model. Where they
     do not fit, halves of all of them are tried, and the largest two that do correct the memory. A file with
     a fixed batch is measured at that; a model whose rows must not share a batch, at one row.
 

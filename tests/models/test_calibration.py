@@ -75,7 +75,7 @@ def test_two_batches_correct_the_memory_and_four_the_time() -> None:
     """What is beyond the replay is a line through batches of 8 and 16 rows; it holds as the arena grew."""
     device = _Device(_held)
     found = calibrate(_profile(), device)
-    assert device.asked == [(1, 2, 8, 16, 32)]
+    assert device.asked == [(1, 2, 4, 8, 16, 32)]
     assert found.calibration is not None
     assert found.calibration.correction == Linear(3 * MIB, MIB / 4)
     assert found.calibration.probes == {8: _held(8), 16: _held(16)}
@@ -83,7 +83,7 @@ def test_two_batches_correct_the_memory_and_four_the_time() -> None:
     assert found.held(100, EXACT) == _held(100)
     assert found.held(100) == _profile().held(100), "another arena was not measured"
     assert found.time_model is not None
-    assert found.time_model.rows_measured == (1, 2, 8, 16, 32)
+    assert found.time_model.rows_measured == (1, 2, 4, 8, 16, 32)
 
 
 def test_without_time_only_memory_is_measured() -> None:
