@@ -71,7 +71,7 @@ class Point:
 
     rows: int
     held_bytes: int
-    graph: float
+    graph: float | None
     static: float
     calibrated: float
 
@@ -136,7 +136,9 @@ def _measure(model: _zoo.ZooModel, zoo: Path, *, is_quick: bool) -> Result:
             Point(
                 rows=probe.rows,
                 held_bytes=probe.bytes_held,
-                graph=_error(graph_only, probe.rows, probe.bytes_held),
+                graph=None
+                if graph_only.held(probe.rows) is None
+                else _error(graph_only, probe.rows, probe.bytes_held),
                 static=_error(profile, probe.rows, probe.bytes_held),
                 calibrated=_error(calibrated, probe.rows, probe.bytes_held),
             )
@@ -197,6 +199,7 @@ def _figures(results: list[Result]) -> dict[str, float | None]:
         if rows not in {*PROBE_ROWS, *MEMORY_ROWS}
     ]
     static = [point.static for point in points]
+    graph = [point.graph for point in points if point.graph is not None]
     calibrated = [point.calibrated for point in unseen]
     return {
         "models": len(measured),
@@ -207,8 +210,9 @@ def _figures(results: list[Result]) -> dict[str, float | None]:
         "static_within_5pct_share": _share(abs(error) <= CLOSE for error in static),
         "underestimates_share": _share(error < -CLOSE for error in static),
         "overestimates_share": _share(error > CLOSE for error in static),
-        "graph_only_error_median": _median(abs(point.graph) for point in points),
-        "graph_only_underestimates_share": _share(point.graph < -CLOSE for point in points),
+        "graph_only_error_median": _median(map(abs, graph)),
+        "graph_only_underestimates_share": _share(error < -CLOSE for error in graph),
+        "graph_only_unknown_share": _share(point.graph is None for point in points),
         "calibrated_error_max": max(map(abs, calibrated), default=None),
         "calibrated_error_median_max": max(
             (_median(abs(point.calibrated) for point in result.points or ()) or 0.0 for result in measured),
