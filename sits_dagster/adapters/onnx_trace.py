@@ -34,6 +34,7 @@ __all__ = ["TimedSession", "TracedSession", "cpu_name", "optimize", "runtime_key
 LOG_FATAL_ONLY = 4
 CALLS_MIN, CALLS_MAX = 2, 200
 NODE_SUFFIX = "_kernel_time"
+HELD = "mem_arena_held"
 STATISTICS_COLUMNS = 5  # name, inputs, initializers, dynamic sizes, temporary allocations
 ELEMENT_TYPES = {"float": "float32", "double": "float64"}
 PROVIDER = "CPUExecutionProvider"
@@ -133,9 +134,11 @@ class TracedSession:
         seconds = [event["dur"] for event in events if event.get("name") == "model_run"]
         return CallTrace(
             nodes=tuple(_node(event, workspaces) for event in last),
-            bytes_held_before=int(before["mem_arena_held"]) - int(before["mem_arena_held_delta"]),
-            bytes_used_before=int(before["mem_bytes_in_use"]) - int(before["mem_in_use_delta"]),
-            bytes_held=max(int(event["args"]["mem_arena_held"]) for event in last),
+            bytes_held_before=_before(before, "mem_arena_held", "mem_arena_held_delta"),
+            bytes_used_before=_before(before, "mem_bytes_in_use", "mem_in_use_delta"),
+            bytes_held=max(
+                (int(args[HELD]) for event in last if HELD in (args := event["args"])), default=None
+            ),
             seconds=seconds[-1] / 1e6 if seconds else 0.0,
         )
 
@@ -228,6 +231,11 @@ def _calls(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         msg = "ONNX Runtime ran no node of the model."
         raise ModelError(msg, hint="its outputs are constants: it needs no inference.")
     return found
+
+
+def _before(counters: dict[str, Any], name: str, change: str) -> int | None:
+    """Return a counter as it was before a node ran, `None` where the runtime does not keep it."""
+    return int(counters[name]) - int(counters[change]) if name in counters and change in counters else None
 
 
 def _is_node(event: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A profile corrected by a few batches on the real device: its memory by two of them, its time by four."""
+"""A profile corrected by a few batches on the real device: its memory by two of them, its time by all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Probe:
 
     Args:
         rows: Its rows.
-        bytes_held: What a fresh arena held in the end, without weights.
+        bytes_held: What a fresh arena held in the end, without weights; `None` where the runtime does not
+            tell.
         seconds: The shortest of several calls; `None` where time was not asked for.
     """
 
     rows: int
-    bytes_held: int
+    bytes_held: int | None
     seconds: float | None
 
 
@@ -75,7 +76,8 @@ def calibrate(profile: ModelProfile, prober: Prober, *, with_time: bool = True) 
     probes = _fitting(prober, _counts(profile, with_time=with_time), is_fixed=_is_fixed(profile))
     policy = prober.policy
     wanted = [probe for probe in probes if probe.rows in MEMORY_ROWS]
-    memory = wanted if len(wanted) == len(MEMORY_ROWS) else list(probes[-len(MEMORY_ROWS) :])
+    chosen = wanted if len(wanted) == len(MEMORY_ROWS) else list(probes[-len(MEMORY_ROWS) :])
+    memory = [(probe.rows, probe.bytes_held) for probe in chosen if probe.bytes_held is not None]
     timed = [
         TimeProbe(rows=probe.rows, seconds=probe.seconds) for probe in probes if probe.seconds is not None
     ]
@@ -84,7 +86,7 @@ def calibrate(profile: ModelProfile, prober: Prober, *, with_time: bool = True) 
     return replace(
         profile,
         calibration=Calibration(
-            probes={probe.rows: probe.bytes_held for probe in memory},
+            probes=dict(memory),
             correction=_correction(profile, memory, policy),
             device=prober.device,
             strategy=policy.strategy,
@@ -115,11 +117,14 @@ def _fitting(prober: Prober, counts: tuple[int, ...], *, is_fixed: bool) -> Sequ
     raise ConfigError(msg, hint="use a device with more memory, or a smaller model.")
 
 
-def _correction(profile: ModelProfile, probes: Sequence[Probe], policy: ArenaPolicy) -> Linear:
+def _correction(profile: ModelProfile, probes: Sequence[tuple[int, int]], policy: ArenaPolicy) -> Linear:
     """Return what the arena held beyond the replay: a line through two probes, a constant of one."""
-    return Linear.of([probe.rows for probe in probes], [_beyond(profile, probe, policy) for probe in probes])
+    if not probes:
+        return Linear(0.0, 0.0)
+    beyond = [_beyond(profile, rows, held, policy) for rows, held in probes]
+    return Linear.of([rows for rows, _ in probes], beyond)
 
 
-def _beyond(profile: ModelProfile, probe: Probe, policy: ArenaPolicy) -> int:
-    use = profile.memory_plan.use(probe.rows, policy)
-    return 0 if use is None else probe.bytes_held - use.bytes_held
+def _beyond(profile: ModelProfile, rows: int, held: int, policy: ArenaPolicy) -> int:
+    use = profile.memory_plan.use(rows, policy)
+    return 0 if use is None else held - use.bytes_held

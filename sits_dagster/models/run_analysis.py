@@ -88,8 +88,10 @@ def plan_of_traces(
     return memory_plan(buffers, sizes, workspaces, resident=resident), resident
 
 
-def arena_bytes(trace: CallTrace) -> int:
-    """Return what the arena held after the call, without the weights."""
+def arena_bytes(trace: CallTrace) -> int | None:
+    """Return what the arena held after the call, without weights; `None` where that is not told."""
+    if trace.bytes_held is None or trace.bytes_held_before is None:
+        return None
     return trace.bytes_held - (trace.bytes_held_before - _region(trace))
 
 
@@ -264,15 +266,21 @@ def _branches(graph: Graph, ran: Mapping[str, int]) -> Mapping[str, str]:
 def _resident(trace: CallTrace) -> int:
     """Return what loading left in the arena's first region; the rest of what is held are weights."""
     region = _region(trace)
-    return max(1, region - (trace.bytes_held_before - trace.bytes_used_before)) if region else 0
+    return max(1, region - _free_before(trace)) if region else 0
 
 
 def _region(trace: CallTrace) -> int:
     """Return the region that loading left: the first power of two that holds the free bytes seen."""
-    free = trace.bytes_held_before - trace.bytes_used_before
+    free = _free_before(trace)
     if free <= 0:
         return 0
     region = INITIAL_BYTES
     while region < free:
         region *= 2
     return region
+
+
+def _free_before(trace: CallTrace) -> int:
+    if trace.bytes_held_before is None or trace.bytes_used_before is None:
+        return 0
+    return trace.bytes_held_before - trace.bytes_used_before

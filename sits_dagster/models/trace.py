@@ -34,12 +34,12 @@ class CallTrace:
         nodes: What ran, in order; the nodes of a taken branch stand before its If.
         bytes_held_before: What the arena held when the call began: weights and what loading left.
         bytes_used_before: What lived in it at that moment.
-        bytes_held: What it held in the end.
+        bytes_held: What it held in the end. All three are `None` where the runtime does not tell: older ones.
         seconds: How long the call took, as the runtime says.
     """
 
     nodes: tuple[TracedNode, ...]
-    bytes_held_before: int
-    bytes_used_before: int
-    bytes_held: int
+    bytes_held_before: int | None
+    bytes_used_before: int | None
+    bytes_held: int | None
     seconds: float
