@@ -398,7 +398,7 @@ def test_files_beside_the_model_are_found_in_a_child(tmp_path: Path, monkeypatch
 def test_a_file_that_grows_when_it_is_parsed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty nodes take a hundred times their size: the child has no room for them, and says so as it can."""
+    """Empty nodes take a hundred times their size: the child has no room for them, and says so."""
     path = tmp_path / "m.onnx"
     path.write_bytes(b"\x3a\x80\x80\x80\x02" + b"\x0a\x00" * (2 << 20) + b"\x12\x08location")
     monkeypatch.setattr(graph_files, "load_proto", None)
