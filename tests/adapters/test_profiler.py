@@ -402,7 +402,7 @@ def test_a_file_that_grows_when_it_is_parsed_is_refused(
     path = tmp_path / "m.onnx"
     path.write_bytes(b"\x3a\x80\x80\x80\x02" + b"\x0a\x00" * (2 << 20) + b"\x12\x08location")
     monkeypatch.setattr(graph_files, "load_proto", None)
-    with pytest.raises(ModelError, match="profiling:list_files|Error parsing"):
+    with pytest.raises(ModelError, match=r"profiling:list_files|Error parsing"):
         profile_model(path, ProfileOptions(is_run=False, read_memory_bytes=240 << 20))
 
 
