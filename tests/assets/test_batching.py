@@ -10,8 +10,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from sits_dagster import OnnxModel, Padding
-from sits_dagster.adapters.onnx_engine import OnnxEngine
-from sits_dagster.inference.engine import Arrays
 from tests.assets.workspace import DAY, Workspace, save_model, save_times, scores
 
 FAN_OUT = pytest.mark.parametrize("fan_out", [False, True], ids=["one step", "fan-out"])
@@ -25,20 +23,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("SITS_CACHE_DIR", str(folder))
     return folder
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the rows of every device call from now on."""
-    found: list[int] = []
-    predict = OnnxEngine.predict
-
-    def counted(engine: OnnxEngine, inputs: Arrays) -> Arrays:
-        found.append(len(inputs["x"]))
-        return predict(engine, inputs)
-
-    monkeypatch.setattr(OnnxEngine, "predict", counted)
-    return found
 
 
 def _save_quantised(path: Path, rows: str | int = "rows") -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sits_dagster.adapters.onnx_engine import OnnxEngine
-from sits_dagster.inference.engine import Arrays
 from tests.assets.workspace import DAY, Workspace
 
 NEXT_DAY = "2026-01-02"
@@ -15,20 +13,6 @@ NEXT_DAY = "2026-01-02"
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITS_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the rows of every device call from now on."""
-    found: list[int] = []
-    predict = OnnxEngine.predict
-
-    def counted(engine: OnnxEngine, inputs: Arrays) -> Arrays:
-        found.append(len(inputs["x"]))
-        return predict(engine, inputs)
-
-    monkeypatch.setattr(OnnxEngine, "predict", counted)
-    return found
 
 
 @pytest.mark.parametrize("fan_out", [False, True], ids=["one step", "fan-out"])
