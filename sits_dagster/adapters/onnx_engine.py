@@ -23,7 +23,14 @@ from sits_dagster.inference.engine import Array, Arrays, MemorySample, ModelSign
 from sits_dagster.models.inputs import row_axes
 from sits_dagster.models.model import model_files
 
-__all__ = ["OnnxEngine", "cuda_provider", "is_device_fault", "is_out_of_memory", "load_runtime"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "OnnxEngine",
+    "cuda_provider",
+    "is_device_fault",
+    "is_out_of_memory",
+    "load_runtime",
+]
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 INSTALL_HINT = 'install exactly one runtime: pip install "sits-dagster[cpu]" or "sits-dagster[gpu]".'

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sits_dagster.adapters.onnx_engine import DISTRIBUTIONS
 from sits_dagster.adapters.onnx_trace import cpu_name
 from sits_dagster.adapters.profile_cache import ProfileCache
 from sits_dagster.adapters.sandbox import SandboxLimits, run_sandboxed
@@ -32,7 +33,6 @@ RUN_BYTES_MAX = 1 << 30
 RUN_MEMORY_BYTES = 4 << 30
 READ_MEMORY_BYTES = 1 << 30
 WEIGHT_COPIES = 4  # while a model is optimised and saved
-RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 READERS = ("sits-dagster", "onnx", "onnx-shape-inference")  # what is found in a file depends on them
 NOT_TRIED = "the model was not tried"
 NOT_TRIABLE = "the model could not be tried"
@@ -159,7 +159,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _installed_runtime() -> str | None:
-    return next((version for version in map(_version, RUNTIMES) if version is not None), None)
+    return next((version for version in map(_version, DISTRIBUTIONS) if version is not None), None)
 
 
 class _Work:

@@ -138,7 +138,6 @@ def _run(
         batching=report,
         runtime=runtime_key(),
         integer_limit=limit,
-        seconds={count: trace.seconds for count, trace in traces.items()},
     )
     return run, {rows: traced_types(file.graph, trace, {}) for rows, trace in traces.items()}
 

@@ -39,7 +39,6 @@ class RunAnalysis:
     Args:
         shapes: The input shapes that everything holds for.
         integer_limit: Made-up whole numbers were below it.
-        seconds: How long the calls took, by their rows.
     """
 
     shapes: InputShapes
@@ -49,7 +48,6 @@ class RunAnalysis:
     batching: BatchingReport
     runtime: RuntimeKey
     integer_limit: int
-    seconds: Mapping[int, float]
 
 
 def plan_of_traces(

@@ -61,7 +61,6 @@ class GraphFile:
             proto = _inlined(proto, path)
         check_texts(proto.graph, path)
         check_lengths(proto.graph, path)
-        self.opsets = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
         self.graph = graph_of(proto.graph, 0, path)
         check_names(self.graph, path)
         self._folded = self.graph.folded()
